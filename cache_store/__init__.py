@@ -1,0 +1,1 @@
+"""The disk-backed store of chunk KV and the catalog of documents and chunks."""

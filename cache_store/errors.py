@@ -1,0 +1,40 @@
+"""The errors every package raises; `cbcli.errors` maps each to one line and an exit code."""
+
+
+class CacheblendError(Exception):
+    """Something failed that the user can be told about in one line.
+
+    `message` says what and where, `hint` what to do. `kind` is the stable word that `--json`
+    prints; it belongs to the class.
+    """
+
+    kind = "failed"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CacheblendError):
+    """A flag, setting or argument that cannot be honoured (exit 2)."""
+
+    kind = "usage"
+
+
+class NotFoundError(CacheblendError):
+    """A model, chunk or document that is not there (exit 3)."""
+
+    kind = "not_found"
+
+
+class IntegrityError(CacheblendError):
+    """Stored bytes that are not what was written (exit 4)."""
+
+    kind = "integrity"
+
+
+class StoreFullError(UsageError):
+    """A write that would not fit under the store's limit, even after eviction (exit 2)."""
+
+    kind = "store_full"

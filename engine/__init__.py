@@ -1,0 +1,1 @@
+"""Models, prompts, blending and generation; `Engine` is the Python API."""
