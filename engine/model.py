@@ -1,0 +1,140 @@
+"""The decoder, as the steps that blending puts together: each works on any subset of tokens."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from cache_store.errors import UsageError
+from engine.attention import attend
+from engine.config import ModelConfig, load_config
+from engine.kv_cache import KVCache
+from engine.rope import Rope, rotate
+from engine.weights import Weights, load_weights
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Decoder:
+    """A decoder-only transformer with its weights on one device.
+
+    Hidden states are [T, hidden], one row a token, whichever positions those tokens have. All
+    methods are free of gradients and change nothing but a KV cache they are given.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self.device = weights.embed.device
+        self.dtype = weights.embed.dtype
+        self.rope = Rope(config, self.device)
+        self._activation = F.silu if config.activation == "silu" else self._gelu
+
+    @classmethod
+    def load(cls, model_dir: Path, device: str = "auto", dtype: str = "auto") -> "Decoder":
+        """Maps a checkpoint directory. Raises NotFoundError, UsageError, IntegrityError."""
+        config = load_config(model_dir)
+        where = choose_device(device)
+        kind = DTYPES[choose_dtype(dtype, config.dtype, where)]
+        return cls(config, load_weights(model_dir, config, where, kind))
+
+    def _gelu(self, x: torch.Tensor) -> torch.Tensor:
+        tanh = self.config.activation == "gelu_pytorch_tanh"
+        return F.gelu(x, approximate="tanh" if tanh else "none")
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self.config, capacity, self.device, self.dtype)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, hidden]."""
+        return F.embedding(token_ids, self.weights.embed)
+
+    def norm_in(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """The input of a layer's attention projections."""
+        return self._rms(x, self.weights.layers[layer].input_norm)
+
+    def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K before RoPE (after any k-norm) and V, each [T, kv_heads, head_dim]."""
+        w, c = self.weights.layers[layer], self.config
+        k = F.linear(normed, w.k, w.k_bias).view(-1, c.kv_heads, c.head_dim)
+        v = F.linear(normed, w.v, w.v_bias).view(-1, c.kv_heads, c.head_dim)
+        return (k if w.k_norm is None else self._rms(k, w.k_norm)), v
+
+    def queries(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
+        """Q before RoPE (after any q-norm), [T, heads, head_dim]."""
+        w, c = self.weights.layers[layer], self.config
+        q = F.linear(normed, w.q, w.q_bias).view(-1, c.heads, c.head_dim)
+        return q if w.q_norm is None else self._rms(q, w.q_norm)
+
+    def rotated(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Q or K [T, heads, head_dim] at the positions whose cos and sin rows are given."""
+        if self.config.rope_layers[layer]:
+            return rotate(x, *tables, out=out)
+        return x if out is None else out.copy_(x)
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        cache: KVCache,
+        positions: torch.Tensor,
+        bounds: list[int],
+    ) -> torch.Tensor:
+        """Attention of rotated queries over the cache; see `engine.attention.attend`."""
+        return attend(
+            q, cache.k[layer], cache.v[layer], positions, bounds, self.config.windows[layer]
+        )
+
+    def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+        """Residual stream after a layer's output projection and MLP, [T, hidden]."""
+        w = self.weights.layers[layer]
+        x = x + F.linear(attention, w.o, w.o_bias)
+        normed = self._rms(x, w.post_norm)
+        gate = self._activation(F.linear(normed, w.gate, w.gate_bias))
+        return x + F.linear(gate.mul_(F.linear(normed, w.up, w.up_bias)), w.down, w.down_bias)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the last layer [T, hidden] -> float32 logits [T, vocab]."""
+        return F.linear(self._rms(x, self.weights.norm), self.weights.head).float()
+
+    def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Raises UsageError where it is not there."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(
+            f"--device {name}: no such device", "use auto, cpu, cuda, cuda:N or mps"
+        ) from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"--device {name}: not supported", "use auto, cpu, cuda, cuda:N or mps")
+    if device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count()):
+        count = torch.cuda.device_count() if cuda else 0
+        raise UsageError(f"--device {name}: {count} CUDA devices are usable here", "use cpu")
+    if device.type == "mps" and not mps:
+        raise UsageError(f"--device {name}: MPS is not usable here", "use cpu")
+    return device
+
+
+def choose_dtype(name: str, checkpoint: str, device: torch.device) -> str:
+    """`auto` is the checkpoint's own type, or fp32 on a CPU that has no fast bf16."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise UsageError(f"--dtype {name}: unknown", "use auto, bf16, fp16 or fp32")
+        return name
+    if device.type != "cpu" or checkpoint == "fp32":
+        return checkpoint
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # AVX-512 or better
+    return "bf16" if fast and checkpoint == "bf16" else "fp32"

@@ -1,0 +1,151 @@
+"""Rotary position embedding: frequencies of every supported kind, and the rotation itself.
+
+Frequencies follow the models' reference code: RoFormer (arXiv 2104.09864), linear and NTK
+interpolation, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753) and Llama 3.1's smoothing.
+"""
+
+import math
+
+import torch
+
+from engine.config import ModelConfig, RopeConfig
+
+
+class Rope:
+    """Rotates queries and keys to absolute positions.
+
+    Kinds whose frequencies depend on the length of the whole sequence (dynamic, longrope) name
+    that dependence in `regime`: keys and hidden states computed in different regimes differ.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self.config = config.rope
+        self.max_positions = config.max_positions
+        self.dim = int(config.head_dim * config.rope.partial)
+        self.device = device
+        self._tables: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def regime(self, length: int) -> str:
+        """Names the set of frequencies a sequence of `length` tokens uses; "" if all the same."""
+        if self.config.type == "longrope":
+            return "long" if length > self.config.original_max_positions else "short"
+        if self.config.type == "dynamic" and length > self.max_positions:
+            return f"ntk-{length}"
+        return ""
+
+    def tables(self, length: int, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin for positions 0..max(length, reach)-1 in the regime of `length`.
+
+        Each is float32 [positions, dim/2], scaled by the kind's attention factor. `reach` lets a
+        sequence grow (decoding) without leaving the regime it began in.
+        """
+        regime = self.regime(length)
+        rows = max(length, reach or 0)
+        known = self._tables.get(regime)
+        if known is None or known[0].shape[0] < rows:
+            frequencies, scale = inverse_frequencies(
+                self.config, self.dim, self.max_positions, length
+            )
+            angles = torch.outer(torch.arange(rows, dtype=torch.float32), frequencies)
+            known = (
+                (angles.cos() * scale).to(self.device),
+                (angles.sin() * scale).to(self.device),
+            )
+            if regime.startswith("ntk-"):  # one per length: keep just the last
+                self._tables = {k: v for k, v in self._tables.items() if not k.startswith("ntk-")}
+            self._tables[regime] = known
+        return known
+
+
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Rotates `x` [tokens, heads, head_dim] by cos and sin [tokens, dim/2], float32.
+
+    The products are formed in float32 and rounded once to `x`'s type. Dimensions past `dim` are
+    copied. `out` (same shape, any strides, e.g. a slice of the KV cache) receives the result.
+    """
+    out = torch.empty_like(x) if out is None else out
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    out[..., :half] = first * cos - second * sin
+    out[..., half : 2 * half] = second * cos + first * sin
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    return out
+
+
+def inverse_frequencies(
+    rope: RopeConfig, dim: int, max_positions: int, length: int
+) -> tuple[torch.Tensor, float]:
+    """float32 [dim/2] frequencies and the factor on cos and sin, for `length` tokens in all."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    plain = 1.0 / rope.theta**exponents
+    match rope.type:
+        case "default":
+            return plain, 1.0
+        case "linear":
+            return plain / rope.factor, 1.0
+        case "dynamic":
+            stretched = max(length, max_positions)
+            growth = rope.factor * stretched / max_positions - (rope.factor - 1)
+            base = rope.theta * growth ** (dim / (dim - 2))
+            return 1.0 / base**exponents, 1.0
+        case "llama3":
+            return _llama3(rope, plain), 1.0
+        case "yarn":
+            return _yarn(rope, plain, dim), _yarn_scale(rope)
+        case "longrope":
+            long = length > rope.original_max_positions
+            factors = torch.tensor(rope.long_factor if long else rope.short_factor)
+            return plain / factors, _longrope_scale(rope)
+
+
+def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    wavelength = 2 * math.pi / plain
+    low = rope.original_max_positions / rope.low_freq_factor
+    high = rope.original_max_positions / rope.high_freq_factor
+    smooth = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (1 - smooth) * plain / rope.factor + smooth * plain
+    return torch.where(
+        wavelength > low,
+        plain / rope.factor,
+        torch.where(wavelength < high, plain, between),
+    )
+
+
+def _yarn(rope: RopeConfig, plain: torch.Tensor, dim: int) -> torch.Tensor:
+    def turning_dim(rotations: float) -> float:
+        """The dimension that turns `rotations` times over the original context."""
+        turns = rope.original_max_positions / (rotations * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = turning_dim(rope.beta_fast), turning_dim(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = high - low if high != low else 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    return plain / rope.factor * ramp + plain * (1 - ramp)
+
+
+def _yarn_scale(rope: RopeConfig) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)
+
+
+def _longrope_scale(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_positions))
