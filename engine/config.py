@@ -101,9 +101,7 @@ class ModelConfig:
         if self.rope.type in ("linear", "dynamic"):
             return int(self.max_positions * self.rope.factor)
         if self.rope.type == "yarn":
-            return max(
-                self.max_positions, int(self.rope.original_max_positions * self.rope.factor)
-            )
+            return max(self.max_positions, int(self.rope.original_max_positions * self.rope.factor))
         return self.max_positions
 
 
@@ -271,9 +269,7 @@ def _maybe_float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _rope_layers(
-    raw: Mapping[str, Any], name: str, layers: int, where: str
-) -> tuple[bool, ...]:
+def _rope_layers(raw: Mapping[str, Any], name: str, layers: int, where: str) -> tuple[bool, ...]:
     if name != "SmolLM3ForCausalLM":
         return (True,) * layers
     flags = raw.get("no_rope_layers")

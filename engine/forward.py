@@ -1,0 +1,55 @@
+"""Plain causal computation of consecutive tokens: full prefill, chunk KV, decoding steps."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.kv_cache import KVCache
+from engine.model import Decoder
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+Capture = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+
+@torch.inference_mode()
+def forward(
+    model: Decoder,
+    cache: KVCache,
+    token_ids: Sequence[int],
+    tables: Tables,
+    *,
+    last: int | None = 1,
+    capture: Capture | None = None,
+) -> torch.Tensor:
+    """Runs tokens at positions `cache.length`… and appends their K and V to the cache.
+
+    tables: cos and sin of the sequence's regime, at least as many rows as the cache then holds
+    (`Rope.tables`). last: logits for the last so many tokens, None for all, 0 for none: the last
+    layer then stops after its K and V. capture(layer, k, v) sees K before RoPE and V, each
+    [T, kv_heads, head_dim]. Returns float32 [last, vocab].
+    """
+    tokens, start = len(token_ids), cache.length
+    end = start + tokens
+    wanted = tokens if last is None else min(last, tokens)
+    bounds = list(range(start, end))
+    positions = torch.arange(start, end, device=model.device)
+    x = model.embed(torch.tensor(token_ids, device=model.device))
+    rows = (tables[0][start:end], tables[1][start:end])
+    for layer in range(model.config.layers):
+        normed = model.norm_in(layer, x)
+        k, v = model.keys_values(layer, normed)
+        if capture is not None:
+            capture(layer, k, v)
+        k_out, v_out = cache.rows(layer, start, end)
+        model.rotated(layer, k, rows, out=k_out)
+        v_out.copy_(v)
+        if layer == model.config.layers - 1 and wanted < tokens:
+            if wanted == 0:
+                break
+            skip = tokens - wanted
+            x, normed, bounds = x[skip:], normed[skip:], bounds[skip:]
+            positions, rows = positions[skip:], (rows[0][skip:], rows[1][skip:])
+        q = model.rotated(layer, model.queries(layer, normed), rows)
+        x = model.finish(layer, x, model.attend(layer, q, cache, positions, bounds))
+    cache.length = end
+    return model.logits(x) if wanted else x.new_empty((0, model.config.vocab), dtype=torch.float32)

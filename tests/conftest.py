@@ -1,0 +1,32 @@
+"""Fixtures shared by all tests: a home of their own, tiny models, the real default model."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(
+    os.environ.get("CACHEBLEND_TEST_MODELS", Path(__file__).parent.parent / ".cache/models")
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's settings, models or store."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [name for name in os.environ if name.startswith("CACHEBLEND_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("CACHEBLEND_HOME", str(home / "cacheblend"))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def default_model_dir() -> Path:
+    """The real default model; `make test` fetches it once."""
+    path = MODELS / "smollm2-135m"
+    if not (path / "config.json").is_file():
+        pytest.fail(f"{path} is missing: run `make test`, which gets the default model first")
+    return path
