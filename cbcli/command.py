@@ -1,0 +1,111 @@
+"""What every command module is made of.
+
+A module in `cbcli/commands/` has one `app` and is named once in the table of `cbcli/main.py`, which
+imports it only when its command runs. Nothing heavy is imported at its top: torch, tokenizers,
+`engine` modules that need them and the like come inside the function that uses them.
+
+    app = typer.Typer(**app_options())             # with cls=Group for a group, as `models` is
+
+    @app.command(epilog=examples("cacheblend ask 'What is due in May?'"))
+    def ask(question: ..., json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+        \"\"\"Answer a question over the documents in the store.\"\"\"
+        out = Output(json=json, quiet=quiet, verbose=verbose)
+        settings = load_settings({"top_k": top_k, ...})
+
+Failures are raised as classes of `cache_store.errors` and end up in `cbcli.errors`; a command that
+did only part of its work says so and raises `typer.Exit(1)`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from cache_store.errors import UsageError
+from cbcli import errors
+from cbcli.output import Output
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors as JSON too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print data and errors only.")]
+Verbose = Annotated[
+    int,
+    typer.Option("--verbose", "-v", count=True, help="Say more; twice adds tracebacks."),
+]
+
+
+def app_options(*, completion: bool = False) -> dict[str, Any]:
+    """What every `typer.Typer` here is made with: plain help, and failures left to `Group`."""
+    return {
+        "add_completion": completion,
+        "rich_markup_mode": None,
+        "pretty_exceptions_enable": False,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+    }
+
+
+def examples(*lines: str) -> str:
+    """The example part of a command's help: one command a line, kept as it is."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The one of `known` that is most like `word`, or "" where none is like it."""
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.5)), "")
+
+
+class Group(TyperGroup):
+    """A group of commands that names the nearest one to a wrong one, and where all failures end."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            typer.echo(self.get_help(ctx), err=True)
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            path = ctx.command_path
+            near = nearest(name, self.list_commands(ctx))
+            advice = f"did you mean '{path} {near}'? " if near else ""
+            raise UsageError(f"no such command: '{path} {name}'", f"{advice}see {path} --help")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> NoReturn:
+        """Run, and exit with the code that fits what happened. See `cbcli.errors`."""
+        given = list(sys.argv[1:] if args is None else args)
+        wanted = errors.Wanted.of(given)
+        try:
+            result = super().main(given, *rest, **{**named, "standalone_mode": False})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _stop_writing()
+            sys.exit(1)
+        except (Exception, KeyboardInterrupt) as error:  # the one place where all of them end
+            out = Output(json=wanted.json)
+            if wanted.debug and not isinstance(error, KeyboardInterrupt):
+                sys.stderr.write(errors.traceback_text(error))
+            failure = errors.describe(error)
+            out.error(failure)
+            sys.exit(failure.code)
+        sys.exit(result if isinstance(result, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # typer would turn it into a silent exit
+            raise errors.Interrupted("interrupted") from error
+
+
+def _stop_writing() -> None:
+    """Point stdout nowhere, so that flushing it at exit doesn't complain about the closed pipe."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout has no descriptor
+        sys.stdout = None

@@ -1,0 +1,149 @@
+"""Every way a command can fail, as one line on stderr and an exit code.
+
+0 done · 1 failed · 2 usage or settings · 3 model, chunk or document not found · 4 integrity ·
+130 interrupted. Commands raise the classes of `cache_store.errors`; nothing else needs handling in
+a command, for `cbcli.command.Group` brings all of it here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, UsageError
+
+
+class Interrupted(CacheblendError):
+    """Ctrl-C (exit 130)."""
+
+    kind = "interrupted"
+
+
+EXIT_CODES: tuple[tuple[type[CacheblendError], int], ...] = (
+    (UsageError, 2),
+    (NotFoundError, 3),
+    (IntegrityError, 4),
+    (Interrupted, 130),
+)
+
+_OS_ADVICE = {
+    errno.ENOSPC: "free some disk space, or point the setting `store` or `models_dir` elsewhere",
+    errno.EDQUOT: "free some disk space, or point the setting `store` or `models_dir` elsewhere",
+    errno.EACCES: "check the owner and permissions of that path",
+    errno.EPERM: "check the owner and permissions of that path",
+    errno.EROFS: "point the setting `store` or `models_dir` to a place that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the user is told. `kind` is a stable word; `code` the exit code."""
+
+    kind: str
+    message: str
+    hint: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the command line asks for errors, known even when the line itself can't be parsed."""
+
+    json: bool = False
+    debug: bool = False
+
+    @classmethod
+    def of(cls, args: Sequence[str], env: Mapping[str, str] = os.environ) -> Wanted:
+        """Read from the raw arguments, up to a `--`."""
+        options = list(args[: args.index("--")]) if "--" in args else list(args)
+        verbose = options.count("--verbose") + sum(
+            option.count("v")
+            for option in options
+            if option[:1] == "-" and set(option[1:]) in ({"v"}, {"v", "q"})
+        )
+        return cls(
+            "--json" in options, verbose >= 2 or env.get("CACHEBLEND_DEBUG", "") not in ("", "0")
+        )
+
+
+def describe(error: BaseException) -> Failure:
+    """What to say about `error`; an error nobody foresaw is called a bug, with its place."""
+    if isinstance(error, CacheblendError):
+        code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+        return Failure(error.kind, error.message, error.hint, code)
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return describe(Interrupted("interrupted"))
+    if isinstance(error, typer.TyperException):
+        return _usage(error)
+    if _out_of_memory(error):
+        return Failure(
+            "failed",
+            "out of memory",
+            "use fewer or shorter chunks (--top-k), a smaller model, or another --device",
+            1,
+        )
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        return Failure(
+            "failed",
+            f"{where}: {what}" if where else what,
+            _OS_ADVICE.get(error.errno or 0, ""),
+            1,
+        )
+    return Failure(
+        "internal",
+        f"{type(error).__name__} in {_place(error)}: {error}",
+        "this is a bug in cacheblend; CACHEBLEND_DEBUG=1 shows where it happened",
+        1,
+    )
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback, for those who asked for it with -vv or CACHEBLEND_DEBUG=1."""
+    return "".join(traceback.format_exception(error))
+
+
+def _usage(error: typer.TyperException) -> Failure:
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "") or "cacheblend"
+    possible = getattr(error, "possibilities", None)
+    hint = f"see {path} --help"
+    if possible:
+        message = error.message.rstrip(".")
+        hint = f"did you mean {' or '.join(sorted(possible)[:3])}? {hint}"
+    # Messages begin in lower case, as all of ours do; one that begins with a name keeps it.
+    if message[:1].isupper() and message[1:2].islower():
+        message = message[0].lower() + message[1:]
+    return Failure("usage", message, hint, error.exit_code)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")  # never imported for this alone
+    if torch is None:
+        return False
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def _place(error: BaseException) -> str:
+    """The innermost frame that is ours, as `engine/blend.py:120`."""
+    ours = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if path.is_relative_to(ours) and "site-packages" not in path.relative_to(ours).parts:
+            return f"{path.relative_to(ours).as_posix()}:{frame.lineno}"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"

@@ -1,0 +1,72 @@
+"""The `cacheblend` command: a table of commands, each imported only when it runs.
+
+To add a command, write its module as `cbcli/command.py` describes and add a line to `COMMANDS`.
+`cacheblend --help` reads the table alone, which is why it needs no module of any command.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Annotated, Any
+
+import typer
+
+from cbcli.command import Group, app_options, examples
+
+# name: (module with an `app`, one line of help)
+COMMANDS = {
+    "ingest": ("cbcli.commands.ingest", "Read documents, cut them into chunks, store their KV."),
+    "ask": ("cbcli.commands.ask", "Answer a question over the stored chunks."),
+    "store": ("cbcli.commands.store", "Look at and tidy the store of chunks."),
+    "models": ("cbcli.commands.models", "Get, list, check and remove models."),
+    "config": ("cbcli.commands.config", "Settings, and where each of them comes from."),
+}
+
+
+class Commands(Group):
+    """The root group: commands come from the table, in its order."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(COMMANDS[cmd_name][0]).app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=Commands,
+    **app_options(completion=True),
+    epilog=examples(
+        "cacheblend ingest notes/", "cacheblend ask 'When is the next planning meeting?'"
+    ),
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cacheblend {metadata.version('cacheblend')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Answer questions over your documents sooner: the KV cache of every chunk is kept, joined in
+    any order, and only the tokens that matter are computed again."""
+
+
+def main() -> None:
+    """The entry point; it exits with the codes of `cbcli.errors`."""
+    app()

@@ -1,0 +1,220 @@
+"""Everything a command prints. Data goes to stdout, all else to stderr.
+
+A command makes one `Output` from its three common options and uses nothing else to print:
+
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out.note("getting the model")        stderr; not with --quiet, nor in a --json pipeline
+    with out.progress("reading", unit="tokens", total=n) as progress:
+        progress.update(done)            a bar on a terminal, else a line every ten seconds
+    if out.json:
+        out.data({"chunks": 3})          stdout, one line of JSON
+    else:
+        out.table(["chunk", "tokens"], rows, right=["tokens"])
+        out.line("3 chunks")
+
+Text is never markup, and text from documents and models is made harmless (`cbcli.text`) whatever
+it goes to; JSON escapes by itself. Piped output has no colour and no boxes: columns are aligned
+with spaces. With --json, stderr holds JSON lines only: errors, and warnings as {"warning": …}.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import os
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TextIO
+
+from cbcli.errors import Failure
+from cbcli.progress import Progress
+from cbcli.text import VisibleStream, one_line, shorten, visible, width
+
+_STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "33"}
+
+
+class Output:
+    """Where and how a command prints.
+
+    `json`, `quiet` and `verbose` are the command's options. The streams default to the process's
+    own at the moment of the call. `env` is read for NO_COLOR and TERM.
+    """
+
+    def __init__(
+        self,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        verbose: int = 0,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.json = json
+        self.quiet = quiet
+        self.verbose = verbose
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+        self._plain = bool(env.get("NO_COLOR")) or env.get("TERM") == "dumb"
+        self._pieces: VisibleStream | None = None
+        self._at_line_start = True
+
+    # -- stdout ---------------------------------------------------------------------------------
+
+    def data(self, value: object) -> None:
+        """One JSON document on one line. Not-a-number and infinities become null."""
+        self._stdout.write(_json_line(value))
+        self._stdout.flush()
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """`text`, which may have several lines, and a newline."""
+        self._stdout.write(self._styled(self._stdout, visible(text), style) + "\n")
+
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        right: Collection[str] = (),
+    ) -> None:
+        """Columns aligned with two spaces between them, those named in `right` to the right.
+
+        On a terminal that is too narrow the widest columns are shortened; a pipe gets all of it.
+        """
+        cells = [[one_line(str(cell)) for cell in row] for row in rows]
+        widths = [
+            max([width(header), *(width(row[i]) for row in cells)])
+            for i, header in enumerate(headers)
+        ]
+        if _is_terminal(self._stdout):
+            _fit(widths, shutil.get_terminal_size().columns)
+
+        def laid(row: Sequence[str]) -> str:
+            parts = []
+            for header, cell, columns in zip(headers, row, widths, strict=True):
+                text = shorten(cell, columns)
+                pad = " " * (columns - width(text))
+                parts.append(pad + text if header in right else text + pad)
+            return "  ".join(parts).rstrip()
+
+        self._stdout.write(self._styled(self._stdout, laid(headers), "bold") + "\n")
+        self._stdout.writelines(laid(row) + "\n" for row in cells)
+
+    def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
+        """`label  value` lines, the values aligned; a value with several lines stays in place."""
+        shown = [(one_line(label), visible(str(value))) for label, value in pairs]
+        columns = max((width(label) for label, _ in shown), default=0)
+        for label, value in shown:
+            pad = " " * (columns - width(label))
+            text = value.replace("\n", "\n" + " " * (columns + 2))
+            name = self._styled(self._stdout, label, "bold")
+            self._stdout.write(f"{name}{pad}  {text}".rstrip() + "\n")
+
+    def piece(self, text: str) -> None:
+        """A piece of streamed text, shown at once."""
+        if self._pieces is None:
+            self._pieces, self._at_line_start = VisibleStream(), True
+        self._write_piece(self._pieces.push(text))
+
+    def end_pieces(self) -> None:
+        """The end of streamed text: the rest of it, and a newline unless it has one."""
+        if self._pieces is None:
+            return
+        self._write_piece(self._pieces.finish())
+        self._pieces = None
+        if not self._at_line_start:
+            self._write_piece("\n")
+
+    def _write_piece(self, text: str) -> None:
+        if text:
+            self._stdout.write(text)
+            self._stdout.flush()
+            self._at_line_start = text.endswith("\n")
+
+    # -- stderr ---------------------------------------------------------------------------------
+
+    def note(self, text: str, *, level: int = 0) -> None:
+        """What is going on. `level` 1 and 2 are said only with -v and -vv."""
+        if self._silent() or self.verbose < level:
+            return
+        self._say(self._styled(self._stderr, visible(text), "dim" if level else ""))
+
+    def warn(self, message: str, hint: str = "") -> None:
+        """Something the user should know about though the command goes on. Not with --quiet."""
+        if self.json:
+            self._say(_json_line({"warning": {"message": message, "hint": hint}}).rstrip("\n"))
+        elif not self.quiet:
+            self._say(self._labelled("warning:", "yellow", message, hint))
+
+    def error(self, failure: Failure) -> None:
+        """The one line a failure gets, JSON or not."""
+        self.end_pieces()
+        if self.json:
+            kind, message, hint = failure.kind, failure.message, failure.hint
+            fields = {"kind": kind, "message": message, "hint": hint}
+            self._say(_json_line({"error": fields}).rstrip("\n"))
+        else:
+            self._say(self._labelled("error:", "red", failure.message, failure.hint))
+
+    def progress(self, label: str, *, unit: str = "", total: int | None = None) -> Progress:
+        """Progress of one piece of work, as a context manager; see `Progress`."""
+        return Progress(
+            one_line(label),
+            unit=unit,
+            total=total,
+            stream=self._stderr,
+            bar=_is_terminal(self._stderr) and not self._dumb_terminal(),
+            silent=self._silent(),
+        )
+
+    def _silent(self) -> bool:
+        # In a pipeline that reads JSON nobody reads notes; at a terminal somebody may.
+        return self.quiet or (self.json and not _is_terminal(self._stderr))
+
+    def _dumb_terminal(self) -> bool:
+        return os.environ.get("TERM") == "dumb"
+
+    def _labelled(self, label: str, style: str, message: str, hint: str) -> str:
+        text = f"{self._styled(self._stderr, label, style)} {one_line(message)}"
+        return f"{text} ({one_line(hint)})" if hint else text
+
+    def _say(self, text: str) -> None:
+        self._stderr.write(text + "\n")
+        self._stderr.flush()
+
+    def _styled(self, stream: TextIO, text: str, style: str) -> str:
+        if not style or self._plain or not _is_terminal(stream):
+            return text
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _fit(widths: list[int], columns: int) -> None:
+    """Shorten the widest of `widths` in place until the table fits `columns`, if it can."""
+    while sum(widths) + 2 * (len(widths) - 1) > columns and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+
+
+def _json_line(value: object) -> str:
+    try:
+        text = json_module.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json_module.dumps(_finite(value), allow_nan=False)
+    return text + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

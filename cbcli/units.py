@@ -1,0 +1,62 @@
+"""Numbers for people: sizes, counts, durations, and sizes read back."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmgt]i?|)(b?)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `text`: "20GB" and "20G" are decimal, "500MiB" is binary, "1000" is bytes.
+
+    Raises ValueError, saying what is expected.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError("a size such as 20GB, 500MiB or a number of bytes")
+    number, unit, _ = found.groups()
+    size = Decimal(number) * (_DECIMAL | _BINARY)[unit.lower()]
+    if size != int(size):
+        raise ValueError("a size of whole bytes")
+    return int(size)
+
+
+def size_text(size: int) -> str:
+    """`size` bytes with three digits and a decimal unit: 23040 is "23.0 kB"."""
+    if abs(size) < 1000:
+        return f"{size} B"
+    value, units = size / 1000, iter(("kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while abs(value) >= 999.5 and unit != "TB":
+        value, unit = value / 1000, next(units)
+    return f"{value:.0f} {unit}" if abs(value) >= 99.95 else f"{value:.1f} {unit}"
+
+
+def count_text(count: int, unit: str = "") -> str:
+    """`count` with thousands set apart: "12,345 tokens". The unit "bytes" gives a size."""
+    if unit == "bytes":
+        return size_text(count)
+    return f"{count:,} {unit}".rstrip()
+
+
+def rate_text(rate: float, unit: str = "") -> str:
+    """`rate` a second: "310 tokens/s", "4.2 files/s", "12.3 MB/s"."""
+    if unit == "bytes":
+        return f"{size_text(round(rate))}/s"
+    return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"
+
+
+def duration_text(seconds: float) -> str:
+    """`seconds` as a person would say it: "340 ms", "12.3 s", "4 min 10 s", "2 h 5 min"."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
