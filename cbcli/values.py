@@ -1,0 +1,195 @@
+"""Kinds of setting: each reads a value from TOML, the environment or a flag.
+
+A kind is a function from what was given (a string, or a TOML value) to the setting's value. Where
+it can't be that, it raises ValueError with what was expected, to be put after "expected".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TypeVar
+
+from cbcli.units import parse_size
+
+T = TypeVar("T")
+Kind = Callable[[object], object]
+
+_DEVICE = re.compile(r"auto|cpu|cuda|cuda:[0-9]{1,3}|mps")
+_LAYER_0 = (
+    "layers from 1 on: layer 0's keys and values depend on the token alone, so that their "
+    "deviation there is only rounding noise"
+)
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value
+
+
+def escaped_text(value: object) -> str:
+    r"""Text in which a shell's `\n`, `\t` and `\\` mean what they mean in TOML."""
+    return re.sub(
+        r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t", "\\": "\\"}[found[1]], text(value)
+    )
+
+
+def folder(value: object) -> Path:
+    """A path; the loader makes a relative one absolute."""
+    if isinstance(value, Path) or (isinstance(value, str) and value):
+        return _expanded(Path(value))
+    raise ValueError("a folder")
+
+
+def model(value: object) -> str:
+    """A model's name, or its folder, known by a leading dot, tilde or slash."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a model's name or folder")
+    return str(_expanded(Path(value))) if value.startswith("~") else value
+
+
+def flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("true or false")
+
+
+def whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    """Whole numbers from `low` to `high`, both included."""
+    expected = f"a whole number {_range(low, high)}"
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(expected)
+        if value < low or (high is not None and value > high):
+            raise ValueError(expected)
+        return value
+
+    return read
+
+
+def number(low: int, high: int, *, above: bool = False) -> Callable[[object], float]:
+    """Numbers from `low` to `high`; with `above`, `low` itself is not among them."""
+    expected = (
+        f"a number above {low} and up to {high}" if above else f"a number {_range(low, high)}"
+    )
+
+    def read(value: object) -> float:
+        exact = _decimal(value, expected)
+        if not low <= exact <= high or (above and exact == low):
+            raise ValueError(expected)
+        return float(exact)
+
+    return read
+
+
+def choice(*names: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return value
+
+    return read
+
+
+def device(value: object) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise ValueError("auto, cpu, cuda, cuda:N or mps")
+    return value
+
+
+def size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    read = parse_size(value) if isinstance(value, str) else 0
+    if read <= 0:
+        raise ValueError("a size such as 20GB, 500MiB or a number of bytes")
+    return read
+
+
+def day(value: object) -> str:
+    """A day as YYYY-MM-DD; TOML's own dates are taken too."""
+    if isinstance(value, date):
+        return value.strftime("%Y-%m-%d")
+    try:
+        return date.fromisoformat(text(value)).isoformat()
+    except ValueError:
+        raise ValueError("a day as YYYY-MM-DD") from None
+
+
+def ratios(value: object) -> tuple[Decimal, ...]:
+    """One or several ratios from 0 to 1, exact, none greater than the one before it."""
+    expected = "numbers from 0 to 1, none greater than the one before it, such as 0.16 or 0.3,0.16"
+    found = tuple(_decimal(item, expected) for item in _items(value, expected))
+    if any(not 0 <= ratio <= 1 for ratio in found) or list(found) != sorted(found, reverse=True):
+        raise ValueError(expected)
+    return found
+
+
+def layers(value: object) -> tuple[int, ...]:
+    """One or several layers from 1 on, in rising order."""
+    expected = "layers in rising order, such as 1 or 1,8"
+    found = tuple(_each(item, whole(0), expected) for item in _items(value, expected))
+    if 0 in found:
+        raise ValueError(_LAYER_0)
+    if list(found) != sorted(set(found)):
+        raise ValueError(expected)
+    return found
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """A list of texts; a bare string is one of them."""
+    if isinstance(value, str):
+        return (escaped_text(value),) if value else ()
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+        raise ValueError("a list of texts")
+    return tuple(value)
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"from {low} to {high}" if high is not None else f"of {low} or more"
+
+
+def _items(value: object, expected: str) -> list[object]:
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    parts = [item.split(",") if isinstance(item, str) else [item] for item in given]
+    if not parts:
+        raise ValueError(expected)
+    return [item for part in parts for item in part]
+
+
+def _each(value: object, kind: Callable[[object], T], expected: str) -> T:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(expected) from None
+
+
+def _decimal(value: object, expected: str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError(expected)
+    try:
+        # A float is read as it is written: 0.1 means a tenth.
+        exact = Decimal(str(value).strip())
+    except InvalidOperation:
+        raise ValueError(expected) from None
+    if not exact.is_finite():
+        raise ValueError(expected)
+    return exact
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("a folder whose ~ names a home that exists") from None
