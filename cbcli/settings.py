@@ -56,8 +56,8 @@ class Settings:
     """What the user wants, from all the layers. Made by `load_settings` only."""
 
     model: str = _setting("smollm2-135m", values.model, "Model: a name of `models ls`, or a folder")
-    store: Path = _setting("{data}/store", values.folder, "Folder of the chunk store")
-    models_dir: Path = _setting("{data}/models", values.folder, "Folder of the models")
+    store: Path = _setting("{data}/store", values.folder, "Folder of the chunk store")  # noqa: RUF009
+    models_dir: Path = _setting("{data}/models", values.folder, "Folder of the models")  # noqa: RUF009
     offline: bool = _setting(False, values.flag, "Never use the network")
     device: str = _setting("auto", values.device, "auto, cpu, cuda, cuda:N or mps")
     dtype: str = _setting(
@@ -187,7 +187,7 @@ def load_settings(
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
 ) -> Settings:
-    """The settings, with `flags` (those that are None or empty lists are not given) above everything else.
+    """The settings, with `flags` above everything else; None or an empty list is no flag given.
 
     Raises UsageError for a key nobody knows, a value of the wrong type or out of range, a file that
     isn't TOML or can't be read, and for values that don't go together.
