@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.tokenizer import Tokenizer, read_json_object
@@ -243,7 +243,7 @@ class _Renderer:
         messages = [("system", _SYSTEM)] if system else []
         messages.append(("user", user))
         values: dict[str, Any] = {
-            **self._named,
+            **{"bos_token": "", "eos_token": "", **self._named},
             "messages": [
                 {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
                 for role, text in messages
@@ -297,7 +297,7 @@ def _generation_tag() -> type[jinja2.ext.Extension]:
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

@@ -113,6 +113,8 @@ class Tokenizer:
             )
 
         bos_id, adds_bos = _bos(template, config, named, control)
+        if bos_id is not None:
+            named["bos_token"] = control.get(bos_id, "")
         digest = blake3(canonical.encode("utf-8", "replace"))
         extra = [ENCODING_VERSION, sorted(control), bos_id if adds_bos else None]
         digest.update(json.dumps(extra).encode())
