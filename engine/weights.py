@@ -94,7 +94,7 @@ def _layer(reader: "_Checkpoint", c: ModelConfig, at: str) -> LayerWeights:
 
     if c.fused:
         qkv = reader.take(attn + "qkv_proj.weight", (q_rows + 2 * kv_rows, c.hidden))
-        q, k, v = qkv.split([q_rows, kv_rows, kv_rows])
+        q, k, v = torch.split(qkv, [q_rows, kv_rows, kv_rows])
         both = reader.take(mlp + "gate_up_proj.weight", (2 * c.intermediate, c.hidden))
         gate, up = both.chunk(2)
     else:
@@ -133,7 +133,7 @@ class _Checkpoint:
         self.files: dict[str, Any] = {}
         for path in paths:
             try:
-                handle = safe_open(path, framework="pt", device="cpu")
+                handle: Any = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise IntegrityError(
                     f"{path}: not a readable safetensors file ({error})", "get the model again"

@@ -1,0 +1,299 @@
+"""`Engine`: the Python API. Loads a model, precomputes chunks, answers prompts."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from cache_store.errors import StoreFullError, UsageError
+from cache_store.keys import KVSpec, chunk_id
+from engine.compare import agreement, first_divergence, reference, synchronize
+from engine.fingerprint import model_fingerprint
+from engine.forward import Tables, forward
+from engine.generate import Generated, generate
+from engine.kv_cache import KVCache
+from engine.model import DTYPES, Decoder
+from engine.options import BlendOptions, SamplingOptions
+from engine.precompute import ChunkWriter
+from engine.prefill import Prefiller
+from engine.prompt import Prompt, PromptChunk, lay_out
+from engine.results import (
+    AskResult,
+    Comparison,
+    FirstToken,
+    KVRecord,
+    ModelInfo,
+    PromptRecord,
+    Recomputed,
+    SegmentRecord,
+    Timing,
+)
+from engine.sources import KVStore, Source
+from engine.template import PromptTemplate
+from engine.tokenizer import Tokenizer
+
+TOP_LOGPROBS = 10
+
+
+class Engine:
+    """A model on a device, its prompt template, and the store that holds chunk KV.
+
+    Not thread-safe; one engine answers one prompt at a time.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        template: PromptTemplate,
+        *,
+        name: str,
+        fingerprint: str,
+        store: KVStore | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.template = model, tokenizer, template
+        self.store = store
+        dtype = next(key for key, kind in DTYPES.items() if kind is model.dtype)
+        self.info = ModelInfo(name, fingerprint, dtype, str(model.device))
+        c = model.config
+        self.spec = KVSpec(
+            fingerprint, tokenizer.fingerprint, c.layers, c.kv_heads, c.head_dim, dtype
+        )
+        self._load_s = 0.0
+        self._writer: ChunkWriter | None = None
+        self.prefill = Prefiller(model, store, self.spec)
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        *,
+        store: KVStore | None = None,
+        name: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,
+        system: str | None = None,
+        separator: str | None = None,
+        template_date: str | None = None,
+        memo: Path | None = None,
+    ) -> "Engine":
+        """Loads a Hugging Face directory and warms it up.
+
+        memo: a file that keeps weight hashes between runs. Raises NotFoundError, UsageError (not
+        supported), IntegrityError (damaged).
+        """
+        began = time.perf_counter()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        path = Path(model_dir)
+        model = Decoder.load(path, device, dtype)
+        tokenizer = Tokenizer.load(path)
+        given = {"system": system, "separator": separator, "template_date": template_date}
+        template = PromptTemplate.load(
+            path, tokenizer, **{key: value for key, value in given.items() if value is not None}
+        )
+        fingerprint = model_fingerprint(path, model.config, memo)
+        engine = cls(
+            model, tokenizer, template, name=name or path.name, fingerprint=fingerprint, store=store
+        )
+        engine.warm_up()
+        engine._load_s = time.perf_counter() - began
+        return engine
+
+    def warm_up(self) -> None:
+        """Reads the weights and starts the kernels, so that the first prompt's time is its own."""
+        ids = [self.model.config.vocab - 1] * min(64, self.model.config.context)
+        cache = self.model.new_cache(len(ids))
+        forward(self.model, cache, ids, self.model.rope.tables(len(ids)))
+        synchronize(self.model.device)
+
+    # Prompts
+
+    def chunk(self, text: str, source: str | None = None) -> PromptChunk:
+        """A chunk of text, encoded alone, under the id it has in every store."""
+        return PromptChunk(tuple(self.tokenizer.encode(text)), chunk_id(text), source)
+
+    def prompt(self, question: str, chunks: Sequence[PromptChunk]) -> Prompt:
+        """Lays out prefix, chunks in the order given, and question. Raises UsageError."""
+        if not question.strip():
+            raise UsageError("the question is empty", "give a question")
+        return lay_out(
+            self.template.prefix, chunks, self.template.separator, self.template.suffix(question)
+        )
+
+    # Chunk KV
+
+    def precompute(self, chunks: Iterable[PromptChunk]) -> int:
+        """Computes and stores, behind this engine's prefix, what the store does not hold yet.
+
+        Returns how many chunks were computed. Raises UsageError without a store, StoreFullError.
+        """
+        writer = self.writer()
+        writer.write_context()
+        return sum(writer.write(chunk.token_ids) for chunk in chunks)
+
+    def writer(self, context: Sequence[int] | None = None) -> ChunkWriter:
+        """Stores chunks behind `context` (default: this engine's prefix)."""
+        if self.store is None:
+            raise UsageError("this engine has no store", "give Engine.load a store")
+        context = self.template.prefix if context is None else tuple(context)
+        if self._writer is None or self._writer.context != context:
+            self._writer = ChunkWriter(self.model, self.store, self.spec, context)
+        return self._writer
+
+    # Answers
+
+    def ask(
+        self,
+        question: str,
+        chunks: Sequence[PromptChunk],
+        *,
+        blend: BlendOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        compare: bool = False,
+        save: bool = True,
+        on_text: Callable[[str], None] | None = None,
+    ) -> AskResult:
+        """Answers a question over chunks, in the order given. See `generate`."""
+        began = time.perf_counter()
+        prompt = self.prompt(question, chunks)
+        tokenize_s = time.perf_counter() - began
+        result = self.generate(
+            prompt, blend=blend, sampling=sampling, compare=compare, save=save, on_text=on_text
+        )
+        timing = replace(
+            result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
+        )
+        return replace(result, timing=timing)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        blend: BlendOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        compare: bool = False,
+        save: bool = True,
+        on_text: Callable[[str], None] | None = None,
+    ) -> AskResult:
+        """Answers a prompt of segments.
+
+        compare: also run a full prefill of the same ids. save: chunks that missed are computed
+        again alone and stored, after the answer. on_text gets the answer piece by piece. Raises
+        UsageError for a prompt longer than the model's context and for options the model cannot
+        honour.
+        """
+        began = time.perf_counter()
+        options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
+        run = self.prefill(prompt, options, room=chosen.max_tokens)
+        full = same = None
+        if compare:
+            full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)
+            same = agreement(self.model, run.cache, run.tables, run.logits, full)
+        answer = self._decode(run.cache, run.tables, run.logits, chosen, on_text)
+        comparison = None
+        if full is not None and same is not None:
+            plain = self._decode(full.cache, full.tables, full.logits[:1], chosen, None)
+            comparison = Comparison(
+                full.ttft_s,
+                full.ttft_s / run.ttft_s,
+                same.kl_first,
+                same.kl_mean,
+                same.top1,
+                first_divergence(answer.token_ids, plain.token_ids),
+                plain.text,
+            )
+        notes = run.notes + (self._save_missing(prompt, run.found) if save else ())
+        load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
+        return AskResult(
+            answer=answer.text,
+            finish_reason=answer.finish_reason,
+            output_token_ids=answer.token_ids,
+            model=self.info,
+            mode=options.mode,
+            policy=options.policy,
+            ratios=tuple(float(ratio) for ratio in options.ratios),
+            check_layers=options.check_layers,
+            skipped_blend=run.skipped,
+            prompt=_prompt_record(prompt, run.used),
+            recomputed=Recomputed(
+                len(run.selected),
+                len(run.selected) / run.cached_tokens if run.cached_tokens else 0.0,
+                run.per_layer,
+            ),
+            first_token=_first_token(run.logits[0], answer),
+            timing=Timing(
+                load_model_s=load_s,
+                tokenize_s=0.0,
+                retrieve_s=0.0,
+                ttft_s=run.ttft_s,
+                kv_load_s=run.watch.load.seconds,
+                kv_stall_s=run.watch.load.seconds,  # layers are read in turn: each is waited for
+                rotate_s=run.watch.rotate.seconds,
+                score_s=run.watch.score.seconds,
+                recompute_s=run.watch.recompute.seconds,
+                decode_s=answer.seconds,
+                total_s=load_s + time.perf_counter() - began,
+            ),
+            kv=KVRecord(run.bytes_loaded, "disk" if run.bytes_loaded else "none"),
+            compare=comparison,
+            selected=run.selected,
+            notes=notes,
+        )
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids that end an answer."""
+        return self.model.config.eos_ids
+
+    def _decode(
+        self,
+        cache: KVCache,
+        tables: Tables,
+        logits: torch.Tensor,
+        sampling: SamplingOptions,
+        on_text: Callable[[str], None] | None,
+    ) -> Generated:
+        stream = self.tokenizer.stream()
+        return generate(self.model, cache, tables, logits, sampling, stream, self.end_ids, on_text)
+
+    def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
+        """Stores what missed, computed alone behind the prompt's own prefix."""
+        if self.store is None:
+            return ()
+        missing = [s.segment for s in found if s.status == "miss"]
+        try:
+            writer = self.writer(prompt.prefix_ids)
+            if missing:
+                writer.write_context()
+            for segment in missing:
+                writer.write(segment.token_ids)
+        except StoreFullError as error:
+            return (f"not every new chunk was stored: {error.message}",)
+        return ()
+
+
+def _prompt_record(prompt: Prompt, sources: Sequence[Source]) -> PromptRecord:
+    return PromptRecord(
+        prompt.token_ids,
+        tuple(
+            SegmentRecord(
+                s.segment.kind,
+                s.segment.chunk_id,
+                s.segment.source,
+                s.segment.start,
+                s.segment.end,
+                s.status,
+            )
+            for s in sources
+        ),
+    )
+
+
+def _first_token(logits: torch.Tensor, answer: Generated) -> FirstToken:
+    values, ids = logits.log_softmax(-1).topk(min(TOP_LOGPROBS, len(logits)))
+    pairs = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return FirstToken(answer.token_ids[0] if answer.token_ids else pairs[0][0], pairs)

@@ -1,0 +1,95 @@
+"""A blend against full prefill of the same token ids: how much sooner, how much the same."""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.forward import Tables, forward
+from engine.kv_cache import KVCache
+from engine.model import Decoder
+
+FORCED_TOKENS = 16  # along full prefill's greedy answer, or to its end
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Full prefill of one prompt and its greedy continuation.
+
+    logits: float32 [K, vocab], K = 1..16: the first is after the prompt's last token, the others
+    after each of `tokens` [K - 1 of them are fed back]. cache is filled up to the prompt's end.
+    """
+
+    ttft_s: float
+    logits: torch.Tensor
+    tokens: tuple[int, ...]
+    cache: KVCache
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """KL(full || other) in nats, at the first token and on average; share of equal top tokens."""
+
+    kl_first: float
+    kl_mean: float
+    top1: float
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device, so that a time taken on the host is the time of the work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def reference(
+    model: Decoder, token_ids: Sequence[int], end_ids: Collection[int], capacity: int
+) -> Reference:
+    """Prefills the whole prompt, timed, and decodes greedily up to 16 tokens."""
+    began = time.perf_counter()
+    cache = model.new_cache(max(capacity, len(token_ids) + FORCED_TOKENS))
+    tables = model.rope.tables(len(token_ids), cache.capacity)
+    logits = [forward(model, cache, token_ids, tables)]
+    synchronize(model.device)
+    ttft = time.perf_counter() - began
+    tokens = [int(logits[0].argmax())]
+    while len(tokens) < FORCED_TOKENS and tokens[-1] not in end_ids:
+        logits.append(forward(model, cache, tokens[-1:], tables))
+        tokens.append(int(logits[-1].argmax()))
+    cache.length = len(token_ids)
+    return Reference(ttft, torch.cat(logits), tuple(tokens), cache, tables)
+
+
+def agreement(
+    model: Decoder, cache: KVCache, tables: Tables, logits: torch.Tensor, full: Reference
+) -> Agreement:
+    """Feeds the reference's tokens to another KV cache of the same prompt.
+
+    logits: float32 [1, vocab] after that prompt. The cache keeps its length; the rows past it are
+    overwritten.
+    """
+    length = cache.length
+    forced = full.tokens[: len(full.logits) - 1]
+    if forced:
+        logits = torch.cat([logits, forward(model, cache, forced, tables, last=None)])
+        cache.length = length
+    kl = divergence(full.logits, logits)
+    same = (full.logits.argmax(-1) == logits.argmax(-1)).double().mean()
+    return Agreement(float(kl[0]), float(kl.mean()), float(same))
+
+
+def divergence(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """KL(full || other) in nats per row of logits [K, vocab], float64 [K]."""
+    p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp_min(0)
+
+
+def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first output token that differs; None for equal answers."""
+    if tuple(one) == tuple(other):
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

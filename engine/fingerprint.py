@@ -1,0 +1,76 @@
+"""A model's identity: what its weights and configuration are, whatever it is called."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from blake3 import blake3
+
+from engine.config import ModelConfig
+from engine.weights import weight_files
+
+
+def model_fingerprint(model_dir: Path, config: ModelConfig, memo: Path | None = None) -> str:
+    """64 hex digits over the parsed configuration and every byte of the weights.
+
+    Hashing reads the weights once; `memo` (a JSON file, made when missing) keeps the result for
+    files whose size, inode and times have not changed since.
+    """
+    files = weight_files(model_dir)
+    digest = blake3()
+    # What ends an answer and the declared type do not change what is computed.
+    facts = {k: v for k, v in asdict(config).items() if k not in ("eos_ids", "dtype")}
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for file_digest in _file_digests(files, memo):
+        digest.update(bytes.fromhex(file_digest))
+    return digest.hexdigest()
+
+
+def _file_digests(files: Iterable[Path], memo: Path | None) -> list[str]:
+    known = _read_memo(memo)
+    digests, fresh = [], {}
+    for file in files:
+        identity = _identity(file)
+        digest = known.get(identity)
+        if digest is None:
+            hasher = blake3(max_threads=blake3.AUTO)
+            digest = hasher.update_mmap(str(file)).hexdigest()
+            if _identity(file) == identity:  # not being written while it was read
+                fresh[identity] = digest
+        digests.append(digest)
+    if fresh and memo is not None:
+        _write_memo(memo, known | fresh)
+    return digests
+
+
+def _identity(file: Path) -> str:
+    stat = file.stat()
+    facts = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return f"{file.resolve()}|" + "|".join(map(str, facts))
+
+
+def _read_memo(memo: Path | None) -> dict[str, str]:
+    if memo is None:
+        return {}
+    try:
+        known = json.loads(memo.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}  # a memo saves time only: without one everything is hashed
+    valid = isinstance(known, dict)
+    return {k: v for k, v in known.items() if _is_digest(v)} if valid else {}
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _write_memo(memo: Path, known: dict[str, str]) -> None:
+    temporary = memo.with_name(f"{memo.name}.{os.getpid()}")
+    try:
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(known), "utf-8")
+        temporary.replace(memo)
+    except OSError:
+        temporary.unlink(missing_ok=True)

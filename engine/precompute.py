@@ -1,0 +1,104 @@
+"""A chunk's own KV: computed behind the store's context and nothing else."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cache_store.keys import KVSpec
+from engine.forward import forward
+from engine.kv_cache import KVCache
+from engine.model import Decoder
+from engine.sources import KVStore
+
+LayerBuffers = tuple[memoryview, memoryview]
+
+
+class Precomputer:
+    """Computes chunks behind one context, whose own KV is computed once and kept."""
+
+    def __init__(self, model: Decoder, context: Sequence[int]) -> None:
+        self.model = model
+        self.context = tuple(context)
+        self._cache: KVCache | None = None
+        self._regime = ""
+
+    def regime(self, tokens: int) -> str:
+        """The length regime a chunk of so many tokens is computed in."""
+        return self.model.rope.regime(len(self.context) + tokens)
+
+    def chunk(self, token_ids: Sequence[int]) -> list[LayerBuffers]:
+        """Per layer, K before RoPE and V as contiguous bytes [tokens, kv_heads, head_dim]."""
+        cache = self._context_cache(len(token_ids))
+        length = len(self.context) + len(token_ids)
+        return self._run(cache, token_ids, length)
+
+    def prefix(self) -> list[LayerBuffers]:
+        """The context's own KV, in the same form."""
+        cache = self.model.new_cache(len(self.context))
+        return self._run(cache, self.context, len(self.context))
+
+    def _run(self, cache: KVCache, token_ids: Sequence[int], length: int) -> list[LayerBuffers]:
+        layers: list[LayerBuffers] = []
+        forward(
+            self.model,
+            cache,
+            token_ids,
+            self.model.rope.tables(length),
+            last=0,
+            capture=lambda layer, k, v: layers.append((_buffer(k), _buffer(v))),
+        )
+        return layers
+
+    def _context_cache(self, tokens: int) -> KVCache:
+        """A cache that holds the context in the regime of the whole, with room for the chunk."""
+        length = len(self.context) + tokens
+        cache, regime = self._cache, self.model.rope.regime(length)
+        if cache is None or cache.capacity < length or self._regime != regime:
+            cache = self.model.new_cache(length)
+            if self.context:
+                tables = self.model.rope.tables(length)
+                forward(self.model, cache, self.context, tables, last=0)
+            self._cache, self._regime = cache, regime
+        cache.length = len(self.context)
+        return cache
+
+
+def _buffer(x: torch.Tensor) -> memoryview:
+    """A tensor's bytes; bf16 has no buffer type of its own, so it goes as bytes."""
+    return memoryview(x.detach().cpu().contiguous().view(torch.uint8).numpy())
+
+
+class ChunkWriter:
+    """Computes what a store lacks behind one context, and stores it."""
+
+    def __init__(
+        self, model: Decoder, store: KVStore, spec: KVSpec, context: Sequence[int]
+    ) -> None:
+        self.store, self.spec = store, spec
+        self._precomputer = Precomputer(model, context)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return self._precomputer.context
+
+    def holds(self, token_ids: Sequence[int]) -> bool:
+        """Whether the store has this chunk's KV behind this very context."""
+        regime = self._precomputer.regime(len(token_ids))
+        return self.store.contains(self.spec, token_ids, self.context, regime)
+
+    def write(self, token_ids: Sequence[int]) -> bool:
+        """Stores the chunk's KV; False where it was there. Raises StoreFullError."""
+        if self.holds(token_ids):
+            return False
+        layers = self._precomputer.chunk(token_ids)
+        regime = self._precomputer.regime(len(token_ids))
+        self.store.put(self.spec, token_ids, self.context, regime, layers)
+        return True
+
+    def write_context(self) -> bool:
+        """Stores the context's own KV, itself behind nothing; False where it was there."""
+        regime = self._precomputer.regime(0)
+        if not self.context or self.store.contains(self.spec, self.context, (), regime):
+            return False
+        self.store.put(self.spec, self.context, (), regime, self._precomputer.prefix())
+        return True

@@ -1,0 +1,132 @@
+"""A prompt brought to its first output token: full, from exact KV, reused or blended."""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from cache_store.errors import UsageError
+from cache_store.keys import KVSpec
+from engine.blend import blend
+from engine.compare import synchronize
+from engine.forward import Tables, forward
+from engine.kv_cache import KVCache
+from engine.loader import DamagedSource, LayerLoader
+from engine.model import Decoder
+from engine.options import BlendOptions
+from engine.prompt import Prompt
+from engine.sources import KVStore, Source, find_sources
+from engine.timing import Stopwatch
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt brought to its first output token's logits, float32 [1, vocab].
+
+    sources: where each segment's KV was found; used: what became of it (a skipped blend computes
+    everything). selected: positions recomputed to the last layer.
+    """
+
+    logits: torch.Tensor
+    cache: KVCache
+    tables: Tables
+    found: tuple[Source, ...]
+    used: tuple[Source, ...]
+    cached_tokens: int
+    selected: tuple[int, ...]
+    per_layer: tuple[int, ...]
+    skipped: str | None
+    bytes_loaded: int
+    ttft_s: float
+    watch: Stopwatch
+    notes: tuple[str, ...]
+
+
+class Prefiller:
+    """Prefills prompts on one model from one store (or none)."""
+
+    def __init__(self, model: Decoder, store: KVStore | None, spec: KVSpec) -> None:
+        self.model, self.store, self.spec = model, store, spec
+
+    def __call__(self, prompt: Prompt, options: BlendOptions, room: int = 0) -> Prefilled:
+        """Brings a prompt to its first output token; `room`: tokens the answer may take.
+
+        An entry found damaged while it is read is dropped from the store and the prompt begun
+        again without it, so that no doubtful byte reaches an answer.
+        """
+        options.check_model(self.model.config.layers)
+        length, context = len(prompt.token_ids), self.model.config.context
+        if length >= context:
+            raise UsageError(
+                f"the prompt has {length} tokens, more than the model's context of {context}",
+                "use fewer or smaller chunks (--top-k, --chunk)",
+            )
+        began = time.perf_counter()
+        notes: list[str] = []
+        while True:
+            try:
+                run = self._prefill_once(prompt, options, min(length + room, context))
+                synchronize(self.model.device)
+                ttft = time.perf_counter() - began
+                return replace(run, ttft_s=ttft, notes=tuple(notes))
+            except DamagedSource as damage:
+                if self.store is not None:
+                    self.store.discard(damage.key)
+                notes.append(f"{damage.message}: left out and computed instead")
+
+    def _prefill_once(self, prompt: Prompt, options: BlendOptions, capacity: int) -> Prefilled:
+        model, watch, ids = self.model, Stopwatch(), prompt.token_ids
+        regime = model.rope.regime(len(ids))
+        found = find_sources(
+            prompt, self.store, self.spec, regime, options.mode, options.strict_context
+        )
+        cached = [p for s in found if s.cached for p in range(s.segment.start, s.segment.end)]
+        skipped = _too_few(options, len(cached))
+        cache = model.new_cache(capacity)
+        tables = model.rope.tables(len(ids), capacity)
+        used, bytes_loaded = found, 0
+        if skipped or options.mode == "full" or options.computes_all:
+            with watch.recompute:
+                logits = forward(model, cache, ids, tables)
+            selected = tuple(cached) if not skipped and options.computes_all else ()
+            per_layer = (len(selected),) * model.config.layers
+            if not selected:
+                used = tuple(source.computed() for source in found)
+        else:
+            with self._pinned(found), LayerLoader(model, self.store, found, watch) as loader:
+                result = blend(model, ids, found, loader, options, cache, tables, watch)
+                bytes_loaded = loader.bytes_loaded
+            logits, selected, per_layer = result.logits, result.selected, result.per_layer
+        return Prefilled(
+            logits=logits,
+            cache=cache,
+            tables=tables,
+            found=found,
+            used=used,
+            cached_tokens=len(cached),
+            selected=selected,
+            per_layer=per_layer,
+            skipped=skipped,
+            bytes_loaded=bytes_loaded,
+            ttft_s=0.0,
+            watch=watch,
+            notes=(),
+        )
+
+    def _pinned(self, sources: Sequence[Source]) -> AbstractContextManager[object]:
+        """What is being read is not evicted meanwhile."""
+        if self.store is None:
+            return nullcontext()
+        return self.store.pinned([s.match.key for s in sources if s.match is not None])
+
+
+def _too_few(options: BlendOptions, cached: int) -> str | None:
+    """Why a blend is not worth it, or None."""
+    if options.mode != "blend" or cached >= options.min_tokens:
+        return None
+    return (
+        f"{cached} cached tokens; blending begins at {options.min_tokens}, "
+        "so the whole prompt was prefilled"
+    )

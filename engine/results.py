@@ -1,0 +1,118 @@
+"""What a run returns. `AskResult.to_json` is the documented schema 1 of `ask --json`."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.prompt import SegmentKind
+from engine.sources import Status
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    fingerprint: str
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment's place and where its KV came from."""
+
+    kind: SegmentKind
+    chunk_id: str | None
+    source: str | None
+    start: int
+    end: int
+    status: Status
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    token_ids: tuple[int, ...]
+    segments: tuple[SegmentRecord, ...]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """tokens: cached tokens computed to the last layer; fraction: of the cached tokens;
+    per_layer: cached tokens that got fresh K and V at each layer."""
+
+    tokens: int
+    fraction: float
+    per_layer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The first output token and the most likely ones: (id, natural-log probability)."""
+
+    id: int
+    top_logprobs: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. ttft_s: prompt ids ready -> first output token's logits ready."""
+
+    load_model_s: float
+    tokenize_s: float
+    retrieve_s: float
+    ttft_s: float
+    kv_load_s: float
+    kv_stall_s: float
+    rotate_s: float
+    score_s: float
+    recompute_s: float
+    decode_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class KVRecord:
+    bytes_loaded: int
+    tier: str  # "disk", or "none" where nothing was loaded
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Against a full prefill of the same ids in the same process. KL(full || blend) in nats,
+    mean and agreement teacher-forced along full prefill's greedy answer."""
+
+    ttft_s: float
+    speedup: float
+    kl_first: float
+    kl_mean: float
+    top1_agreement: float
+    first_divergence: int | None
+    answer: str
+
+
+@dataclass(frozen=True)
+class AskResult:
+    """One answered prompt. selected: prompt positions recomputed to the last layer; notes: what
+    the caller should be told (damaged entries, chunks not saved); neither is in the JSON."""
+
+    answer: str
+    finish_reason: str
+    output_token_ids: tuple[int, ...]
+    model: ModelInfo
+    mode: str
+    policy: str
+    ratios: tuple[float, ...]
+    check_layers: tuple[int, ...]
+    skipped_blend: str | None
+    prompt: PromptRecord
+    recomputed: Recomputed
+    first_token: FirstToken
+    timing: Timing
+    kv: KVRecord
+    compare: Comparison | None
+    selected: tuple[int, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings, in the order of the documented schema."""
+        raw = asdict(self)
+        del raw["selected"], raw["notes"]
+        return {"schema": 1, **raw}
