@@ -243,7 +243,9 @@ class _Renderer:
         messages = [("system", _SYSTEM)] if system else []
         messages.append(("user", user))
         values: dict[str, Any] = {
-            **{"bos_token": "", "eos_token": "", **self._named},
+            "bos_token": "",
+            "eos_token": "",
+            **self._named,
             "messages": [
                 {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
                 for role, text in messages
