@@ -1,0 +1,89 @@
+"""The example documents: their size, their questions, and that retrieval finds the answers."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.keys import chunk_id
+from engine.retrieval import Retriever
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DOCUMENTS = {path.name: path.read_text("utf-8") for path in sorted((EXAMPLES / "docs").iterdir())}
+QUESTIONS: list[dict[str, Any]] = json.loads((EXAMPLES / "questions.json").read_text("utf-8"))
+CROSS = [question for question in QUESTIONS if question["kind"] == "cross"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    source: str
+    text: str
+
+    @property
+    def chunk_id(self) -> str:
+        return chunk_id(self.text)
+
+
+def pieces(source: str, text: str, words: int = 250) -> list[Piece]:
+    """Cut a text at blank lines into pieces of about `words` words."""
+    found: list[str] = [""]
+    for paragraph in re.split(r"(?<=\n)\n+", text):
+        if found[-1] and len((found[-1] + paragraph).split()) > words:
+            found.append("")
+        found[-1] += paragraph + "\n"
+    return [Piece(source, part) for part in found]
+
+
+@pytest.fixture(scope="module")
+def retriever() -> Retriever[Piece]:
+    return Retriever([piece for name, text in DOCUMENTS.items() for piece in pieces(name, text)])
+
+
+def top_six(retriever: Retriever[Piece], question: dict[str, Any]) -> list[Piece]:
+    return [hit.chunk for hit in retriever.search(question["question"], 6)]
+
+
+def test_there_are_documents_of_several_kinds_and_enough_questions() -> None:
+    assert len(DOCUMENTS) >= 12
+    assert {Path(name).suffix for name in DOCUMENTS} == {".md", ".rst", ".txt"}
+    assert len(QUESTIONS) >= 20
+    assert len({question["question"] for question in QUESTIONS}) == len(QUESTIONS)
+    assert len(CROSS) >= 10
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_has_600_to_1500_words(name: str) -> None:
+    assert 600 <= len(re.findall(r"\w[\w'’.,-]*", DOCUMENTS[name])) <= 1500
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["question"])
+def test_a_question_names_the_documents_that_hold_its_answer(question: dict[str, Any]) -> None:
+    assert set(question) == {"question", "answer", "sources", "kind"}
+    assert question["kind"] == ("cross" if len(question["sources"]) > 1 else "single")
+    assert set(question["sources"]) <= set(DOCUMENTS)
+    assert any(question["answer"] in DOCUMENTS[source] for source in question["sources"])
+    assert question["answer"] not in question["question"]
+
+
+def test_the_answer_is_among_the_six_best_chunks(retriever: Retriever[Piece]) -> None:
+    missed = [
+        question["question"]
+        for question in QUESTIONS
+        if not any(
+            question["answer"] in piece.text and piece.source in question["sources"]
+            for piece in top_six(retriever, question)
+        )
+    ]
+    assert len(missed) <= 0.1 * len(QUESTIONS), missed
+
+
+def test_most_cross_questions_get_a_chunk_of_each_document(retriever: Retriever[Piece]) -> None:
+    lacking = [
+        question["question"]
+        for question in CROSS
+        if not set(question["sources"]) <= {piece.source for piece in top_six(retriever, question)}
+    ]
+    assert len(lacking) <= 0.25 * len(CROSS), lacking
