@@ -38,3 +38,10 @@ class StoreFullError(UsageError):
     """A write that would not fit under the store's limit, even after eviction (exit 2)."""
 
     kind = "store_full"
+
+
+class DamagedEntry(IntegrityError):
+    """A chunk file that is missing, cut short, altered, foreign or of another format version.
+
+    Whoever meets one discards the entry and treats the chunk as a miss.
+    """

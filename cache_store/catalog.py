@@ -1,0 +1,299 @@
+"""The catalog: which documents were ingested, and the text of their chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cache_store.database import (
+    BUSY_SECONDS,
+    CHECKPOINT_PAGES,
+    WAL_ALLOWANCE,
+    check_files,
+    connect_read_only,
+    guarded,
+    prepare_file,
+)
+from cache_store.errors import IntegrityError, NotFoundError, UsageError
+
+CATALOG_NAME = "catalog.db"
+MIN_PREFIX = 4
+
+_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE document (source TEXT PRIMARY KEY, digest TEXT NOT NULL, settings TEXT NOT NULL,"
+    " chunks INTEGER NOT NULL, tokens INTEGER NOT NULL, ingested_at REAL NOT NULL,"
+    " place INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE chunk (source TEXT NOT NULL, ordinal INTEGER NOT NULL, chunk_id TEXT NOT NULL,"
+    " text TEXT NOT NULL, tokens INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,"
+    " PRIMARY KEY (source, ordinal))",
+    "CREATE INDEX chunk_by_id ON chunk (chunk_id)",
+    "CREATE TABLE model (fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE revision (value INTEGER NOT NULL)",
+    "INSERT INTO revision VALUES (0)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_AGAIN = "delete the store's folder (cacheblend store path) and ingest again"
+_CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
+
+
+@dataclass(frozen=True)
+class ChunkText:
+    """A chunk as a document was cut. start, end: character offsets in the document."""
+
+    chunk_id: str
+    text: str
+    start: int
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """A document as it was ingested. digest: of its bytes; settings: JSON of how it was cut;
+    ingested_at: seconds since the epoch."""
+
+    source: str
+    digest: str
+    settings: str
+    chunks: int
+    tokens: int
+    ingested_at: float
+
+
+@dataclass(frozen=True)
+class ChunkInfo:
+    """A chunk and its place: the ordinal-th of its document, characters [start, end)."""
+
+    chunk_id: str
+    text: str
+    tokens: int
+    source: str
+    ordinal: int
+    start: int
+    end: int
+
+
+class Catalog:
+    """One SQLite file next to the entries; several threads and processes may use it.
+
+    Methods raise IntegrityError for a damaged file and CacheblendError for a locked or full one.
+    """
+
+    def __init__(
+        self, path: Path, *, read_only: bool, make_room: Callable[[int], None] | None = None
+    ) -> None:
+        """make_room: asked before text is written, for that many more bytes; may raise."""
+        self.path = path
+        self._make_room = make_room or (lambda size: None)
+        self._lock = threading.RLock()
+        with guarded(path):
+            if read_only:
+                check_files(path)
+                there = path.exists() and path.stat().st_size > 0
+                self._db = connect_read_only(path) if there else _connect(":memory:")
+            else:
+                prepare_file(path)
+                self._db = _connect(path)
+                self._db.execute("PRAGMA journal_mode = wal")
+            self._db.execute("PRAGMA synchronous = normal")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
+            # Names of files may hold what isn't UTF-8; it comes back as it was given.
+            self._db.text_factory = _decoded
+            self._prepare()
+
+    def _prepare(self) -> None:
+        ((version,),) = self._db.execute("PRAGMA user_version")
+        if version == 0 and not self._db.execute("SELECT 1 FROM sqlite_master").fetchall():
+            with self._writing(count=False):
+                ((version,),) = self._db.execute("PRAGMA user_version")
+                for statement in _SCHEMA if version == 0 else ():
+                    self._db.execute(statement)
+            version = _VERSION
+        if version != _VERSION:
+            raise IntegrityError(
+                f"{self.path} has catalog version {version}, this is {_VERSION}",
+                f"delete the folder {self.path.parent} and ingest again",
+            )
+
+    @contextlib.contextmanager
+    def _writing(self, *, count: bool = True) -> Iterator[sqlite3.Connection]:
+        with self._lock, guarded(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                if count:
+                    self._db.execute("UPDATE revision SET value = value + 1")
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.rollback()
+
+    def _ask(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, guarded(self.path):
+            return self._db.execute(sql, values).fetchall()
+
+    @property
+    def revision(self) -> int:
+        """A number that changes with every write."""
+        return int(self._ask("SELECT value FROM revision")[0][0])
+
+    # Documents.
+
+    def replace_document(
+        self, source: str, digest: str, settings: str, chunks: Sequence[ChunkText]
+    ) -> None:
+        """Records a document and its chunks in the place of what was recorded of it, in one step.
+
+        A replaced document keeps its place among the others. Raises StoreFullError where the
+        text doesn't fit under the store's limit.
+        """
+        rows = [
+            (_raw(source), n, c.chunk_id, _raw(c.text), c.tokens, c.start, c.end)
+            for n, c in enumerate(chunks)
+        ]
+        # Once in the log and once in the database, with their indexes.
+        self._make_room(2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16)
+        tokens = sum(chunk.tokens for chunk in chunks)
+        with self._writing() as db:
+            found = db.execute(
+                "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
+            ).fetchall()
+            if not found:
+                found = db.execute("SELECT coalesce(max(place), 0) + 1 FROM document").fetchall()
+            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
+            db.execute(
+                "INSERT OR REPLACE INTO document VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?)",
+                (_raw(source), digest, settings, len(rows), tokens, time.time(), found[0][0]),
+            )
+            db.executemany(
+                "INSERT INTO chunk (source, ordinal, chunk_id, text, tokens, start, stop)"
+                " VALUES (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?)",
+                rows,
+            )
+        with guarded(self.path):
+            if self.path.with_name(self.path.name + "-wal").stat().st_size > WAL_ALLOWANCE:
+                self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def remove_document(self, source: str) -> bool:
+        """Forgets a document and its chunks; whether there was one."""
+        with self._writing() as db:
+            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
+            gone = db.execute(
+                "DELETE FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
+            )
+            return gone.rowcount > 0
+
+    def document(self, source: str) -> DocumentInfo | None:
+        """What is recorded of a document."""
+        return next(iter(self._documents("WHERE source = CAST(? AS TEXT)", (_raw(source),))), None)
+
+    def documents(self) -> list[DocumentInfo]:
+        """All documents, in the order they were first ingested."""
+        return self._documents("ORDER BY place, source", ())
+
+    def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
+        columns = "source, digest, settings, chunks, tokens, ingested_at"
+        return [
+            DocumentInfo(*row)
+            for row in self._ask(f"SELECT {columns} FROM document {rest}", values)
+        ]
+
+    # Chunks.
+
+    def chunks(self, source: str | None = None) -> list[ChunkInfo]:
+        """The chunks of one document or of all, in the documents' order and then their own."""
+        if source is None:
+            return self._chunks("ORDER BY place, chunk.source, ordinal", ())
+        return self._chunks(
+            "WHERE chunk.source = CAST(? AS TEXT) ORDER BY ordinal", (_raw(source),)
+        )
+
+    def chunk(self, prefix: str) -> ChunkInfo:
+        """The chunk whose id begins with `prefix`; of several places with that text, the first.
+
+        Raises UsageError for fewer than 4 hex digits and where several chunks begin so,
+        NotFoundError where none does.
+        """
+        wanted = prefix.strip().lower()
+        if len(wanted) < MIN_PREFIX or set(wanted) - set("0123456789abcdef"):
+            raise UsageError(
+                f"{prefix!r} is not a chunk id: at least {MIN_PREFIX} hex digits of one",
+                "cacheblend store ls shows the chunks",
+            )
+        found = self._chunks(
+            "WHERE chunk_id >= ? AND chunk_id < ? ORDER BY place, chunk.source, ordinal",
+            (wanted, wanted + "g"),
+        )
+        ids = sorted({chunk.chunk_id for chunk in found})
+        if not ids:
+            raise NotFoundError(
+                f"no chunk {prefix!r} in the store", "cacheblend store ls shows the chunks"
+            )
+        if len(ids) > 1:
+            more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+            raise UsageError(
+                f"{prefix!r} is the beginning of {len(ids)} chunk ids: "
+                + ", ".join(found[:16] for found in ids[:3])
+                + more,
+                "give more of the id",
+            )
+        return found[0]
+
+    def _chunks(self, rest: str, values: Sequence[object]) -> list[ChunkInfo]:
+        return [
+            ChunkInfo(*row)
+            for row in self._ask(
+                f"SELECT {_CHUNK_COLUMNS} FROM chunk JOIN document USING (source) {rest}", values
+            )
+        ]
+
+    # Models.
+
+    def name_model(self, fingerprint: str, name: str) -> None:
+        """Remembers what a model is called."""
+        if self.model_name(fingerprint) != name:
+            with self._writing() as db:
+                db.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", (fingerprint, name))
+
+    def model_name(self, fingerprint: str) -> str | None:
+        """The name a model was last given."""
+        rows = self._ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
+        return str(rows[0][0]) if rows else None
+
+    def check(self) -> str:
+        """What SQLite finds wrong with the file; empty if nothing."""
+        try:
+            found = self._ask("PRAGMA quick_check(1)")
+        except IntegrityError as error:
+            return error.message
+        return "" if found == [("ok",)] else f"{self.path.name}: {found[0][0]}"
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+
+
+def _raw(text: str) -> bytes:
+    """Text as SQLite is to keep it, whatever it holds."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise IntegrityError("the catalog holds text that was altered", _AGAIN) from error

@@ -1,0 +1,107 @@
+"""What the index and the catalog share: SQLite files of a store, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import diskcache
+
+from cache_store.errors import CacheblendError, IntegrityError
+
+BUSY_SECONDS = 20.0
+"""How long a write waits for another process's."""
+
+CHECKPOINT_PAGES = 100
+WAL_ALLOWANCE = (CHECKPOINT_PAGES + 60) * 4120
+"""Bytes a write-ahead log takes at most before it is written back, small transactions given."""
+
+SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""What SQLite appends to a database's name for the files it keeps beside it."""
+
+
+@contextlib.contextmanager
+def guarded(path: Path) -> Iterator[None]:
+    """Turns what SQLite, diskcache and the disk raise into one line about the file at `path`.
+
+    Raises CacheblendError for a file that is locked, full or cannot be written, IntegrityError
+    for one that is damaged.
+    """
+    try:
+        yield
+    except diskcache.Timeout as error:
+        raise _busy(path) from error
+    except sqlite3.Error as error:
+        raise _translated(path, error) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CacheblendError(
+                f"no space left on the disk at {path}",
+                "free some, or give the store a smaller limit: cacheblend store limit SIZE",
+            ) from error
+        raise CacheblendError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _busy(path: Path) -> CacheblendError:
+    return CacheblendError(
+        f"{path} is in use by another process", "wait for it to finish, then try again"
+    )
+
+
+def _translated(path: Path, error: sqlite3.Error) -> CacheblendError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return _busy(path)
+    if code == sqlite3.SQLITE_FULL:
+        return CacheblendError(f"no space left on the disk at {path}", "free some space")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return CacheblendError(f"{path} cannot be opened or written: {error}")
+    if code == sqlite3.SQLITE_IOERR:
+        return CacheblendError(f"{path} cannot be read or written: {error}")
+    return IntegrityError(
+        f"{path} is damaged: {error}",
+        f"delete the folder {path.parent} and ingest again",
+    )
+
+
+def prepare_file(path: Path) -> None:
+    """Makes a database's file, readable by its owner alone, before SQLite would.
+
+    Raises IntegrityError where a link or something that isn't a file stands in its place, so that
+    nothing outside the store is ever opened, and OSError as the disk does.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    check_files(path)
+
+
+def check_files(path: Path) -> None:
+    """Raises IntegrityError for a database any of whose files is a link or not a file."""
+    for suffix in SUFFIXES:
+        beside = path.with_name(path.name + suffix)
+        try:
+            mode = beside.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise IntegrityError(f"{beside} is not a regular file", "remove it")
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write. Raises sqlite3.Error.
+
+    SQLite needs a writable folder to read a database others may be writing. Where the folder
+    isn't, nobody is, and the file is read as it lies there.
+    """
+    address = f"file:{quote(str(path.resolve()))}?mode=ro"
+    if not os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        address += "&immutable=1"
+    return sqlite3.connect(
+        address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )

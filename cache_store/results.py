@@ -1,0 +1,81 @@
+"""What a store answers: frozen, plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cache_store.keys import KVSpec
+
+
+@dataclass(frozen=True)
+class Match:
+    """A stored entry that serves a chunk.
+
+    nbytes: length of its file. shared: leading tokens that its recorded context and the chunk's
+    actual one have in common. exact: the two are equal, and so are the regimes. context, regime:
+    as recorded.
+    """
+
+    key: str
+    nbytes: int
+    shared: int
+    exact: bool
+    context: tuple[int, ...]
+    regime: str
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """One stored entry. nbytes: on disk; times in seconds since the epoch; hits: times opened.
+    chunk_id: of the chunk's text, empty for the prefix and where the writer gave none."""
+
+    key: str
+    spec: KVSpec
+    tokens: int
+    context_tokens: int
+    regime: str
+    nbytes: int
+    stored_at: float
+    used_at: float
+    hits: int
+    chunk_id: str = ""
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """A store in numbers. Sizes in bytes; used counts every byte on disk, entry_bytes the chunk
+    files alone; times in seconds since the epoch, None without entries."""
+
+    path: str
+    limit: int
+    used: int
+    entries: int
+    chunks: int
+    entry_bytes: int
+    entry_tokens: int
+    documents: int
+    document_chunks: int
+    document_tokens: int
+    models: tuple[str, ...]
+    hits: int
+    oldest_use: float | None
+    newest_use: float | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong in a store. where: an entry's key, or a path within the store."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """checked: entries looked at, every byte of them; ok: those without fault; repaired: how many
+    problems were done away with."""
+
+    checked: int
+    ok: int
+    problems: tuple[Problem, ...] = field(default=())
+    repaired: int = 0

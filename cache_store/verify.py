@@ -1,0 +1,189 @@
+"""Checks a whole store, and puts right what can be."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cache_store.catalog import CATALOG_NAME, Catalog
+from cache_store.database import SUFFIXES
+from cache_store.disk import PARTIAL, is_abandoned
+from cache_store.entry import EntryHeader, EntryReader, read_header
+from cache_store.errors import DamagedEntry, IntegrityError
+from cache_store.group import Group
+from cache_store.index import EntryRow, Index
+from cache_store.results import Problem, VerifyReport
+from cache_store.space import Space, walk
+
+_RECENT_SECONDS = 3600.0
+
+
+@dataclass
+class _Findings:
+    checked: int = 0
+    sound: dict[str, EntryHeader] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    repaired: int = 0
+
+    def add(self, where: str, what: str) -> None:
+        self.problems.append(Problem(where, what))
+
+
+def verify_store(
+    root: Path, index: Index, space: Space, catalog: Catalog, *, repair: bool
+) -> VerifyReport:
+    """Checks databases, entries, groups and files of the store at `root`, in that order.
+
+    Writers may be at work: what they are writing, and entries that go away meanwhile, are no
+    problems. repair: removes what is damaged or belongs to nothing; a damaged database and files
+    outside the store's own folder are only reported.
+    """
+    findings = _Findings()
+    for where, what in ((index.path, index.check()), (catalog.path, catalog.check())):
+        if what:
+            findings.add(str(where.relative_to(root)), what)
+    if findings.problems:  # nothing else can be asked of a damaged database
+        return VerifyReport(0, 0, tuple(findings.problems))
+    _check_entries(index, space, findings, repair)
+    _check_groups(index, findings, repair)
+    _check_files(root, index, findings, repair)
+    return VerifyReport(
+        findings.checked, len(findings.sound), tuple(findings.problems), findings.repaired
+    )
+
+
+def _check_entries(index: Index, space: Space, findings: _Findings, repair: bool) -> None:
+    strange = 0
+    for row in index.entries():
+        findings.checked += 1
+        if isinstance(row, IntegrityError):
+            findings.add("index", row.message)
+            strange += 1
+            continue
+        try:
+            with EntryReader(row.path) as reader:
+                reader.verify()
+                header = reader.header
+            if header.key != row.key or header.group != row.group:
+                raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
+        except DamagedEntry as error:
+            if index.entry(row.key) != row:  # evicted or replaced while we looked
+                findings.checked -= 1
+                continue
+            findings.add(row.key, error.message)
+            if repair:
+                with index.transaction():
+                    space.remove(row)
+                findings.repaired += 1
+        else:
+            findings.sound[row.key] = header
+    if repair and strange:
+        findings.repaired += index.delete_strange_rows()
+
+
+def _check_groups(index: Index, findings: _Findings, repair: bool) -> None:
+    """The lists of entries against the entries' rows and headers."""
+    members: dict[str, set[str]] = {}
+    for row in index.entries():
+        if isinstance(row, EntryRow):
+            members.setdefault(row.group, set()).add(row.key)
+    listed = dict(index.groups())
+    for key in sorted(members.keys() | listed.keys()):
+        group = listed.get(key)
+        if isinstance(group, Group) and _agrees(group, members.get(key, set()), findings.sound):
+            continue
+        if not repair:
+            if wrong := _group_problem(index, key)[0]:  # not only changed while we looked
+                findings.add(key, wrong)
+            continue
+        with index.transaction():
+            wrong, wanted = _group_problem(index, key)
+            if wrong and wanted is None:
+                index.delete(key)
+            elif wrong and wanted is not None:
+                index.set_group(key, wanted)
+        if wrong:
+            findings.add(key, wrong)
+            findings.repaired += 1
+
+
+def _agrees(group: Group, keys: set[str], headers: dict[str, EntryHeader]) -> bool:
+    if {member.key for member in group.members} != keys:
+        return False
+    return all(_same(group, header) for key in keys if (header := headers.get(key)))
+
+
+def _same(group: Group, header: EntryHeader) -> bool:
+    said = next((member for member in group.members if member.key == header.key), None)
+    return (
+        said is not None
+        and (said.context, said.regime) == (header.context, header.regime)
+        and (group.spec, group.tokens) == (header.spec, len(header.token_ids))
+    )
+
+
+def _group_problem(index: Index, key: str) -> tuple[str, Group | None]:
+    """What is wrong with a group's list now, and what it should be; from the files' headers."""
+    try:
+        listed = index.group(key)
+    except IntegrityError as error:
+        wrong, listed = error.message, None
+    else:
+        wrong = ""
+    wanted: Group | None = None
+    rows = [row for row in index.entries() if isinstance(row, EntryRow) and row.group == key]
+    headers: dict[str, EntryHeader] = {}
+    for row in rows:
+        with contextlib.suppress(DamagedEntry):  # told of already
+            header = headers[row.key] = read_header(row.path)
+            group = Group.of(header)
+            wanted = wanted.with_members_of(group) if wanted else group
+    if wrong:
+        return wrong, wanted
+    if listed is None:
+        return (f"entries of chunk {key[:12]} are in no list" if wanted else ""), wanted
+    if _agrees(listed, {row.key for row in rows}, headers):
+        return "", listed
+    return f"the list of entries of chunk {key[:12]} disagrees with the entries", wanted
+
+
+def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) -> None:
+    """What lies in the folder against what belongs there."""
+    for path in _strangers(root, index):
+        where = str(path.relative_to(root))
+        partial = path.parent.name == PARTIAL
+        if repair:
+            # A writer names its file in the index in the transaction that puts it in place.
+            with index.transaction():
+                gone = not _belongs_to_nothing(path, index, partial)
+                if not gone and path.is_relative_to(index.path.parent) and not path.is_dir():
+                    path.unlink(missing_ok=True)
+                    findings.repaired += 1
+            if gone:
+                continue
+        elif _is_recent(path) or not _belongs_to_nothing(path, index, partial):
+            continue
+        findings.add(where, "half-written file" if partial else "file that belongs to no entry")
+
+
+def _strangers(root: Path, index: Index) -> list[Path]:
+    kv = index.path.parent
+    databases = (index.path, root / CATALOG_NAME)
+    own = {root, kv, kv / PARTIAL}
+    own |= {path.with_name(path.name + suffix) for path in databases for suffix in SUFFIXES}
+    own |= {kv / name for name in index.names()}
+    return sorted(path for path, _ in walk(root) if path not in own)
+
+
+def _belongs_to_nothing(path: Path, index: Index, partial: bool) -> bool:
+    return is_abandoned(path) if partial else path.name not in index.names()
+
+
+def _is_recent(path: Path) -> bool:
+    """Whether a writer may still be at work on it, or about to name it in the index."""
+    try:
+        return time.time() - path.lstat().st_mtime < _RECENT_SECONDS
+    except FileNotFoundError:
+        return True
