@@ -35,7 +35,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print data and errors only.")]
 Verbose = Annotated[
     int,
-    typer.Option("--verbose", "-v", count=True, help="Say more; twice adds tracebacks."),
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="Say more; twice adds tracebacks."
+    ),
 ]
 
 

@@ -86,6 +86,10 @@ class Progress:
             self._stream.write(f"{self._label}: {self.facts(done, now)}\n")
             self._stream.flush()
 
+    def restart(self, label: str) -> None:
+        """The next stage of the same work: another label, and rates counted anew."""
+        self._label, self._first, self._total = label, None, None
+
     def facts(self, done: int, now: float) -> str:
         """ "1,200 of 5,000 tokens (24%), 310 tokens/s, 12.3 s left", as far as it is known."""
         if self._total:

@@ -156,6 +156,16 @@ DECLARED: Mapping[str, Declared] = {
 }
 
 
+def default_of(setting: Declared, env: Mapping[str, str] = os.environ) -> object:
+    """The value a setting has where nobody sets it."""
+    default = setting.default
+    if default is None:
+        return None
+    if isinstance(default, str) and default.startswith("{data}/"):
+        return data_root(env) / default.removeprefix("{data}/")
+    return setting.kind(default)
+
+
 def data_root(env: Mapping[str, str] = os.environ) -> Path:
     """Where store and models are unless said otherwise: CACHEBLEND_HOME, or the user's data."""
     home = env.get("CACHEBLEND_HOME")
@@ -197,8 +207,9 @@ def load_settings(
     origins: dict[str, Origin] = {}
     for origin, base, raw in _layers(dict(flags or {}), env, here):
         for name, item in raw.items():
-            found[name] = read_value(name, item, _exact(origin, name), base)
-            origins[name] = _exact(origin, name)
+            exact = _exact(origin, name, env)
+            found[name] = read_value(name, item, exact, base)
+            origins[name] = exact
     settings = Settings(**cast(dict[str, Any], found), origins=origins)
     if settings.overlap >= settings.chunk_tokens:
         raise UsageError(
@@ -266,7 +277,7 @@ def _layers(
     flags: dict[str, object], env: Mapping[str, str], here: Path
 ) -> Iterator[tuple[Origin, Path, Mapping[str, object]]]:
     """The layers from the lowest to the highest, each with the folder its paths are relative to."""
-    defaults = {name: _default(s.default, env) for name, s in DECLARED.items()}
+    defaults = {name: default_of(s, env) for name, s in DECLARED.items()}
     yield Origin("default"), here, defaults
     user = user_file(env)
     if user.is_file() or env.get("CACHEBLEND_CONFIG"):
@@ -295,19 +306,18 @@ def _environment(env: Mapping[str, str]) -> dict[str, object]:
     return found
 
 
-def _exact(origin: Origin, name: str) -> Origin:
-    """`origin`, naming the variable or flag of the setting `name`."""
-    if name in DECLARED and origin.kind == "environment":
-        return Origin(origin.kind, DECLARED[name].variable)
-    if name in DECLARED and origin.kind == "flag":
-        return Origin(origin.kind, DECLARED[name].flag)
+def _exact(origin: Origin, name: str, env: Mapping[str, str]) -> Origin:
+    """`origin`, naming the variable or flag that sets `name`."""
+    setting = DECLARED.get(name)
+    if setting is None:
+        return origin
+    if origin.kind == "environment":
+        return Origin(origin.kind, setting.variable)
+    if origin.kind == "flag":
+        return Origin(origin.kind, setting.flag)
+    if origin.kind == "default" and str(setting.default).startswith("{data}"):
+        return Origin(origin.kind, "in CACHEBLEND_HOME" if env.get("CACHEBLEND_HOME") else "")
     return origin
-
-
-def _default(default: object, env: Mapping[str, str]) -> object:
-    if isinstance(default, str) and default.startswith("{data}/"):
-        return data_root(env) / default.removeprefix("{data}/")
-    return default
 
 
 def _nearest(word: str, known: Any) -> str:

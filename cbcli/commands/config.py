@@ -1,0 +1,160 @@
+"""`cacheblend config`: the settings, where each comes from, and the files that hold them."""
+
+from __future__ import annotations
+
+import json as json_module
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cache_store.errors import UsageError
+from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.output import Output
+from cbcli.settings import (
+    DECLARED,
+    PROJECT_FILE,
+    Declared,
+    default_of,
+    load_settings,
+    problems,
+    project_file,
+    user_file,
+)
+
+app = typer.Typer(
+    cls=Group, **app_options(), help="Settings, and where the value of each comes from."
+)
+
+
+@app.command(epilog=examples("cacheblend config init", "cacheblend config init --user"))
+def init(
+    user: Annotated[bool, typer.Option("--user", help="Write the user's file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Write a settings file with every setting in it, commented out.
+
+    It goes to ./cacheblend.toml, for this folder and those below, or to the user's file."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    path = user_file() if user else Path.cwd() / PROJECT_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(template())
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", "edit it, or add --force") from None
+    if json:
+        out.data({"path": str(path)})
+    else:
+        out.line(str(path))
+
+
+@app.command(epilog=examples("cacheblend config show", "CACHEBLEND_TOP_K=3 cacheblend config show"))
+def show(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """Show every setting: its value and where that comes from."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings()
+    if json:
+        out.data(
+            {
+                name: {
+                    "value": _raw(name, getattr(settings, name)),
+                    "origin": settings.origin(name).kind,
+                    "where": settings.origin(name).where,
+                }
+                for name in DECLARED
+            }
+        )
+        return
+    rows = [
+        (name, as_toml(_raw(name, getattr(settings, name))) or "unset", settings.origin(name))
+        for name in DECLARED
+    ]
+    out.table(["setting", "value", "origin"], rows)
+
+
+@app.command(epilog=examples("cacheblend config path"))
+def path(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """Show which settings files are read, the stronger one first."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    project, user = project_file(), user_file()
+    if json:
+        out.data(
+            {
+                "project": str(project) if project else None,
+                "user": str(user),
+                "user_exists": user.is_file(),
+            }
+        )
+        return
+    missing = "" if user.is_file() else " (not there)"
+    out.pairs(
+        [("project", project or f"no {PROJECT_FILE} here or above"), ("user", f"{user}{missing}")]
+    )
+
+
+@app.command(epilog=examples("cacheblend config validate", "cacheblend config validate my.toml"))
+def validate(
+    file: Annotated[
+        Path | None, typer.Argument(help="A settings file; those that are read, without one.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Check a settings file, or all settings, and tell everything that is wrong (exit 2)."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    files = [file.absolute()] if file else [f for f in (project_file(), user_file()) if f]
+    files = [f for f in files if file or f.is_file()]
+    found = [(f, problem) for f in files for problem in problems(f)]
+    if json:
+        wrong = [{"message": p.message, "hint": p.hint} for _, p in found]
+        out.data({"files": [str(f) for f in files], "problems": wrong})
+    else:
+        for _, problem in found:
+            out.line(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
+    if found:
+        raise typer.Exit(2)
+    if not file:
+        load_settings()  # the environment, and what doesn't go together
+    if not json:
+        out.line("\n".join(f"{f}: good" for f in files) or "no settings files; all good")
+
+
+def template() -> str:
+    """A settings file with every setting commented out, at its default or with an example."""
+    parts = [
+        "# Settings of cacheblend. A command's flags and CACHEBLEND_* variables are stronger.\n"
+        "# Relative paths are relative to this file.\n"
+    ]
+    parts += [f"# {s.help}.\n# {s.name} = {_in_template(s)}\n" for s in DECLARED.values()]
+    return "\n".join(parts)
+
+
+def as_toml(value: Any) -> str:
+    """`value` as TOML writes it, "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(as_toml(item) for item in value)}]"
+    if isinstance(value, int | float | Decimal):
+        return str(value)
+    return json_module.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _in_template(setting: Declared) -> str:
+    return setting.example or as_toml(_raw(setting.name, default_of(setting)))
+
+
+def _raw(name: str, value: Any) -> Any:
+    """The value for JSON and TOML: paths as text, a list only where there are several ratios."""
+    if isinstance(value, tuple):
+        items = [float(item) if isinstance(item, Decimal) else item for item in value]
+        return items[0] if len(items) == 1 and name != "stop" else items
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,240 @@
+"""`cacheblend models`: get, list, check and remove models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from cache_store.errors import UsageError
+from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.output import Output
+from cbcli.settings import load_settings
+from cbcli.units import count_text, size_text
+from engine import library
+
+app = typer.Typer(cls=Group, **app_options(), help="Get, list, check and remove models.")
+
+Name = Annotated[str, typer.Argument(help="A model's name, as `models ls` shows it.")]
+ModelsDir = Annotated[
+    str | None, typer.Option("--models-dir", help="Folder of the models.", metavar="DIR")
+]
+
+
+@app.command(
+    epilog=examples(
+        f"cacheblend models pull {library.DEFAULT}",
+        "cacheblend models pull HuggingFaceTB/SmolLM2-360M-Instruct",
+        "cacheblend models pull ~/models/my-model --name mine",
+        "cacheblend models pull model.Q8_0.gguf",
+    )
+)
+def pull(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help=f"A known name ({', '.join(library.CATALOGUE)}), a Hugging Face id "
+            "owner/name[@revision], a folder or a .gguf file.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="What to call it here.")] = None,
+    offline: Annotated[
+        bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
+    ] = None,
+    models_dir: ModelsDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Get a model: download it, or copy it from a folder or GGUF file, and check it."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings({"offline": offline, "models_dir": models_dir})
+    with showing(out, f"model {name or source}") as progress:
+        path = library.pull(
+            source,
+            settings.models_dir,
+            name=name,
+            offline=settings.offline,
+            progress=progress,
+        )
+    info = library.show(path.name, settings.models_dir)
+    if json:
+        out.data(_described(info))
+    else:
+        out.line(f"{info.name}  {path}")
+
+
+@app.command("ls", epilog=examples("cacheblend models ls", "cacheblend models ls --json"))
+def list_models(
+    models_dir: ModelsDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the models that are here."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings({"models_dir": models_dir})
+    found = library.ls(settings.models_dir)
+    if json:
+        out.data({"models_dir": str(settings.models_dir), "models": [_described(i) for i in found]})
+        return
+    rows = [_row(info) for info in found]
+    if rows:
+        headers = ["name", "architecture", "layers", "context", "dtype", "size", "licence"]
+        out.table(headers, rows, right=["layers", "context", "size"])
+    for info in found:
+        if info.problem:
+            out.warn(f"{info.name}: {info.problem}", f"see `cacheblend models check {info.name}`")
+    missing = [name for name in library.CATALOGUE if name not in {info.name for info in found}]
+    if not rows:
+        out.note(f"no models in {settings.models_dir}")
+    for name in missing:
+        out.note(f"{library.CATALOGUE[name].about}: `cacheblend models pull {name}` gets it")
+
+
+@app.command(epilog=examples(f"cacheblend models show {library.DEFAULT}"))
+def show(
+    name: Name,
+    models_dir: ModelsDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Show what is known about a model."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings({"models_dir": models_dir})
+    info = library.show(name, settings.models_dir)
+    described = _described(info)
+    if json:
+        out.data(described)
+        return
+    known = {key: value for key, value in described.items() if value}
+    out.pairs((key.replace("_", " "), _shown(key, value)) for key, value in known.items())
+
+
+@app.command(epilog=examples(f"cacheblend models check {library.DEFAULT}"))
+def check(
+    name: Annotated[str | None, typer.Argument(help="A model's name; all without one.")] = None,
+    models_dir: ModelsDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Compare the files of a model, or of all, with what they were when it was pulled."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings({"models_dir": models_dir})
+    names = [name] if name else [info.name for info in library.ls(settings.models_dir)]
+    reports = []
+    for each in names:
+        with showing(out, f"model {each}") as progress:
+            reports.append(library.check(each, settings.models_dir, progress))
+        if not json:
+            report = reports[-1]
+            out.line(f"{report.name}: {report.files} files, {size_text(report.nbytes)}, all sound")
+    if json:
+        out.data(
+            {"checked": [{"name": r.name, "files": r.files, "bytes": r.nbytes} for r in reports]}
+        )
+
+
+@app.command(epilog=examples(f"cacheblend models rm {library.DEFAULT}"))
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    models_dir: ModelsDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Remove a model. The chunks stored with it stay in the store."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings({"models_dir": models_dir})
+    info = library.show(name, settings.models_dir)
+    if not yes:
+        _confirm(f"Remove {info.name} ({size_text(info.nbytes)})?")
+    freed = library.rm(name, settings.models_dir)
+    if json:
+        out.data({"removed": name, "bytes_freed": freed})
+    else:
+        out.line(f"removed {name}, {size_text(freed)} freed")
+
+
+class showing:
+    """The library's progress, shown by `out` under a label, as a context manager."""
+
+    def __init__(self, out: Output, label: str) -> None:
+        self._progress = out.progress(label, unit="bytes")
+        self._label = label
+        self._stage = ""
+
+    def __enter__(self) -> Callable[[str, int, int | None], None]:
+        self._progress.__enter__()
+        return self._update
+
+    def __exit__(self, *exc: Any) -> None:
+        self._progress.__exit__(*exc)
+
+    def _update(self, stage: str, done: int, total: int | None) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            self._progress.restart(f"{self._label}: {stage}")
+        self._progress.update(done, total=total)
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("there is nobody to ask for consent", "add --yes")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
+def _row(info: library.ModelInfo) -> list[str]:
+    config, manifest = info.config, info.manifest
+    facts = (
+        [config.architecture, str(config.layers), count_text(config.context), config.dtype]
+        if config
+        else ["?", "", "", ""]
+    )
+    return [info.name, *facts, size_text(info.nbytes), manifest.licence if manifest else ""]
+
+
+def _described(info: library.ModelInfo) -> dict[str, Any]:
+    """What `--json` says about a model; sizes in bytes, lengths in tokens."""
+    config, manifest = info.config, info.manifest
+    described: dict[str, Any] = {"name": info.name, "path": str(info.path)}
+    if config:
+        described |= {
+            "architecture": config.architecture,
+            "parameters": info.parameters,
+            "layers": config.layers,
+            "heads": config.heads,
+            "kv_heads": config.kv_heads,
+            "head_dim": config.head_dim,
+            "hidden": config.hidden,
+            "vocab": config.vocab,
+            "context": config.context,
+            "rope": config.rope.type,
+            "dtype": config.dtype,
+        }
+    described["bytes"] = info.nbytes
+    if manifest:
+        described |= {
+            "licence": manifest.licence,
+            "origin": manifest.origin,
+            "revision": manifest.revision,
+            "pulled_at": manifest.pulled_at,
+            "converted": dict(manifest.converted),
+        }
+    return described | {"problem": info.problem}
+
+
+def _shown(key: str, value: object) -> str:
+    if key == "bytes" and isinstance(value, int):
+        return size_text(value)
+    if isinstance(value, int):
+        return count_text(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)
