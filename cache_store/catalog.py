@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cache_store.errors import IntegrityError, NotFoundError, UsageError
 
 CATALOG_NAME = "catalog.db"
 MIN_PREFIX = 4
+_AT_ONCE = 500  # values in one query
 
 _VERSION = 1
 _SCHEMA = (
@@ -96,8 +97,7 @@ class Catalog:
         with guarded(path):
             if read_only:
                 check_files(path)
-                there = path.exists() and path.stat().st_size > 0
-                self._db = connect_read_only(path) if there else _connect(":memory:")
+                self._db = _connect_read_only(path)
             else:
                 prepare_file(path)
                 self._db = _connect(path)
@@ -247,6 +247,17 @@ class Catalog:
             )
         return found[0]
 
+    def known_chunks(self, chunk_ids: Iterable[str]) -> set[str]:
+        """Those of the chunk ids that some document has."""
+        wanted = list(set(chunk_ids))
+        known: set[str] = set()
+        for start in range(0, len(wanted), _AT_ONCE):
+            some = wanted[start : start + _AT_ONCE]
+            marks = ",".join("?" * len(some))
+            rows = self._ask(f"SELECT chunk_id FROM chunk WHERE chunk_id IN ({marks})", some)
+            known.update(row[0] for row in rows)
+        return known
+
     def _chunks(self, rest: str, values: Sequence[object]) -> list[ChunkInfo]:
         return [
             ChunkInfo(*row)
@@ -279,6 +290,16 @@ class Catalog:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection to a catalog that cannot be written; an empty one where none was made."""
+    if path.exists():
+        connection = connect_read_only(path)
+        if connection.execute("SELECT 1 FROM sqlite_master").fetchall():
+            return connection
+        connection.close()
+    return _connect(":memory:")
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:

@@ -54,10 +54,14 @@ class StagedFile:
             self.close()
             raise
 
+    def sync(self) -> None:
+        """Waits until what was written is on the disk."""
+        os.fsync(self.descriptor)
+
     def publish(self) -> int:
         """Puts the file in place; returns the bytes it takes on disk. Its data is on the disk
         before its name is, and its name before the index can speak of it."""
-        os.fsync(self.descriptor)
+        self.sync()
         taken = os.fstat(self.descriptor).st_blocks * 512
         self._path.rename(self._place)
         self._published = True

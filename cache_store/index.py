@@ -1,9 +1,9 @@
 """The index of a store: which entries there are, in which file, when each was last used.
 
 A diskcache `Cache` holds two kinds of rows. An entry's row names its file and, as its tag, its
-group. A group's row is the small JSON list of the group's entries. Both change in the same
-transaction. diskcache has no query by last use or for a row's own columns, so those few are asked
-of its connection; nothing outside this module touches its insides.
+group. A group's row is the small JSON list of the group's entries, its tag the id of the chunk's
+text. Both change in the same transaction. diskcache has no query by last use or for a row's own
+columns, so those few are asked of its connection; nothing outside this module touches its insides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cache_store.group import Group
 
 _SETTINGS: dict[str, int | str] = {
     "statistics": 0,
-    "tag_index": 0,
+    "tag_index": 1,
     "eviction_policy": "least-recently-used",
     "cull_limit": 0,  # we evict, whole entries and never a protected one; diskcache doesn't
     "sqlite_auto_vacuum": 1,
@@ -56,12 +56,15 @@ _KNOWN_OBJECTS = {
     "Cache_key_raw",
     "Cache_expire_time",
     "Cache_access_time",
+    "Cache_tag_rowid",
     "Settings_count_insert",
     "Settings_count_delete",
     "Settings_size_insert",
     "Settings_size_update",
     "Settings_size_delete",
 }
+_TOUCHES = 64
+_TOUCH_SECONDS = 1.0
 _COLUMNS = "key, raw, tag, size, mode, filename, store_time, access_time, access_count"
 
 
@@ -88,7 +91,8 @@ class Index:
     def __init__(self, directory: Path, *, read_only: bool, size_limit: int | None = None) -> None:
         """size_limit: of a new index, in bytes; one that is there already keeps its own."""
         self.path = directory / DBNAME
-        self._touches: dict[str, tuple[float, int]] = {}  # to be noted when the index is free
+        self._touches: dict[str, tuple[float, int]] = {}  # uses to be noted: when, how often
+        self._touched_since = 0.0
         self._lock = threading.RLock()
         self._reader: sqlite3.Connection | None = None
         with guarded(self.path):
@@ -185,13 +189,37 @@ class Index:
     def _is_group(
         self, key: object, raw: object, tag: object, size: object, mode: object, name: object
     ) -> bool:
-        if (tag, mode, name) != (None, MODE_RAW, None):
+        if mode != MODE_RAW or name is not None or not isinstance(tag, str | None):
             return False
         try:
             self.disk.get(key, raw)
         except IntegrityError:
             return False
         return True
+
+    def groups_of(self, chunk_id: str) -> list[Group]:
+        """The groups of a chunk's text, one a model; those that can't be read are left out."""
+        rows = self._ask(
+            "SELECT key FROM Cache WHERE tag = ? AND filename IS NULL AND raw = 1", (chunk_id,)
+        )
+        found = []
+        for (key,) in rows:
+            with contextlib.suppress(IntegrityError):
+                group = self.group(key)
+                if group is not None:
+                    found.append(group)
+        return found
+
+    def entries_of(self, group: str) -> list[EntryRow]:
+        """The entries whose rows name this group, whatever its list says."""
+        rows = self._ask(
+            f"SELECT {_COLUMNS} FROM Cache WHERE tag = ? AND filename IS NOT NULL", (group,)
+        )
+        found = []
+        for row in rows:
+            with contextlib.suppress(IntegrityError):
+                found.append(self._entry(*row))
+        return found
 
     def _entry(
         self,
@@ -260,7 +288,7 @@ class Index:
     def set_group(self, key: str, group: Group) -> None:
         """Writes a group's list; an empty one is removed. Within a transaction."""
         if group.members:
-            self._cache.set(key, group.encode())
+            self._cache.set(key, group.encode(), tag=group.chunk_id or None)
         else:
             self._cache.delete(key)
 
@@ -282,29 +310,39 @@ class Index:
         return len(strange)
 
     def touch(self, key: str) -> None:
-        """Notes that an entry was used, without ever waiting: while another process writes, it is
-        remembered and noted the next time."""
+        """Notes that an entry was used. Written now and then, several at once, and never while
+        another process writes, so that a prompt doesn't wait for it."""
+        now = time.time()
         with self._lock:
+            if not self._touches:
+                self._touched_since = now
             _, hits = self._touches.get(key, (0.0, 0))
-            self._touches[key] = (time.time(), hits + 1)
-            self.flush()
+            self._touches[key] = (now, hits + 1)
+            if len(self._touches) >= _TOUCHES or now - self._touched_since > _TOUCH_SECONDS:
+                self.flush()
 
     def flush(self) -> None:
-        """Notes the uses that are still to be noted, if nobody is writing now."""
+        """Writes the uses that are still to be noted, if nobody else is writing now."""
         with self._lock:
             if not self._touches:
                 return
             connection = self._cache._con
+            alone = not connection.in_transaction
             try:
                 connection.execute("PRAGMA busy_timeout = 0")
+                if alone:
+                    connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(
                     "UPDATE Cache SET access_time = ?, access_count = access_count + ?"
                     " WHERE key = ? AND raw = 1",
                     [(used, hits, key) for key, (used, hits) in self._touches.items()],
                 )
+                if alone:
+                    connection.execute("COMMIT")
                 self._touches.clear()
-            except sqlite3.OperationalError:
-                pass  # only the order of eviction is at stake
+            except sqlite3.OperationalError:  # only the order of eviction is at stake
+                if alone and connection.in_transaction:
+                    connection.rollback()
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 

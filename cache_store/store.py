@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from cache_store.catalog import CATALOG_NAME, Catalog
-from cache_store.database import SUFFIXES, guarded
+from cache_store.database import guarded
 from cache_store.entry import (
     EntryHeader,
     EntryReader,
@@ -30,27 +27,15 @@ from cache_store.errors import (
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
 from cache_store.keys import KVSpec, entry_key, group_key
+from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new, is_writable
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
 from cache_store.space import ROW_HEADROOM, Space, round_up
 from cache_store.verify import verify_store
 
 __all__ = ["ChunkStore", "EntryInfo", "Match", "Problem", "StoreStats", "VerifyReport"]
 
-KV_FOLDER = "kv"
-DEFAULT_LIMIT = 20 * 10**9
-MIN_LIMIT = 4 * 2**20
-"""Below this the databases alone would leave no room."""
-
 _ROW_BYTES = 1536  # an entry's rows in the index, its context aside
 _ID_DIGITS = 64
-
-
-def default_limit(path: Path) -> int:
-    """The limit a new store at `path` gets: 20 GB or a tenth of the free disk, the smaller."""
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    return min(DEFAULT_LIMIT, shutil.disk_usage(there).free // 10)
 
 
 class ChunkStore:
@@ -87,18 +72,18 @@ class ChunkStore:
         """
         root = Path(path).expanduser()
         with guarded(root):
-            new = _is_new(root)
+            new = is_new(root)
             if new and read_only:
                 raise NotFoundError(
                     f"there is no store at {root}", "make one: cacheblend ingest PATH"
                 )
             if new:
                 limit = default_limit(root) if limit_bytes is None else limit_bytes
-                _check_limit(limit)
+                check_limit(limit)
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 Index.prepare(root / KV_FOLDER)
                 return cls(root, read_only=False, limit_bytes=limit)
-            if not os.access(root, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            if not is_writable(root):
                 read_only = True
             elif not read_only:
                 Index.prepare(root / KV_FOLDER)
@@ -226,6 +211,7 @@ class ChunkStore:
         try:
             with guarded(self.path):
                 write_entry(staged.descriptor, header, layers)
+                staged.sync()  # the long wait comes before the transaction
             with self._index.transaction():
                 if not self._is_there(key):  # else another process was faster
                     self._index.set_entry(key, staged, header.group)
@@ -322,7 +308,7 @@ class ChunkStore:
         the store larger.
         """
         self._require_writable()
-        _check_limit(limit_bytes)
+        check_limit(limit_bytes)
         before = self.limit
         self._index.set_limit(limit_bytes)
         try:
@@ -355,6 +341,10 @@ class ChunkStore:
                     hits=row.hits,
                     chunk_id=group.chunk_id,
                 )
+
+    def keys_of_chunk(self, chunk_id: str) -> list[str]:
+        """Keys of the entries that were stored under the id of a chunk's text."""
+        return [m.key for group in self._index.groups_of(chunk_id) for m in group.members]
 
     def verify(self, repair: bool = False) -> VerifyReport:
         """Reads every byte of every entry and compares index, files and lists of entries.
@@ -402,32 +392,3 @@ class ChunkStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _check_limit(limit: int) -> None:
-    if limit < MIN_LIMIT:
-        raise UsageError(
-            f"a store's limit of {limit} bytes is too small", f"give at least {MIN_LIMIT} bytes"
-        )
-
-
-def _is_new(root: Path) -> bool:
-    """Whether there is no store yet. Raises UsageError where something else is in its place."""
-    try:
-        mode = root.stat().st_mode
-    except FileNotFoundError:
-        return True
-    if not stat.S_ISDIR(mode):
-        raise UsageError(f"{root} is not a folder", "choose another place with --store")
-    kv = root / KV_FOLDER
-    if kv.is_symlink():
-        raise IntegrityError(f"{kv} is a link", "remove it")
-    if (kv / "cache.db").exists():
-        return False
-    ours = {KV_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
-    if any(item.name not in ours for item in root.iterdir()):
-        raise UsageError(
-            f"{root} holds other files and no store",
-            "choose an empty or a new folder with --store",
-        )
-    return True

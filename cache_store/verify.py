@@ -133,7 +133,7 @@ def _group_problem(index: Index, key: str) -> tuple[str, Group | None]:
     else:
         wrong = ""
     wanted: Group | None = None
-    rows = [row for row in index.entries() if isinstance(row, EntryRow) and row.group == key]
+    rows = index.entries_of(key)
     headers: dict[str, EntryHeader] = {}
     for row in rows:
         with contextlib.suppress(DamagedEntry):  # told of already

@@ -1,0 +1,62 @@
+"""Where a store is, or may be made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from diskcache.core import DBNAME
+
+from cache_store.catalog import CATALOG_NAME
+from cache_store.database import SUFFIXES
+from cache_store.errors import IntegrityError, UsageError
+
+KV_FOLDER = "kv"
+DEFAULT_LIMIT = 20 * 10**9
+MIN_LIMIT = 4 * 2**20
+"""Below this the databases alone would leave no room."""
+
+
+def default_limit(path: Path) -> int:
+    """The limit a new store at `path` gets: 20 GB or a tenth of the free disk, the smaller."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    return min(DEFAULT_LIMIT, shutil.disk_usage(there).free // 10)
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether this process may write in a folder."""
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def check_limit(limit: int) -> None:
+    """Raises UsageError for a limit below `MIN_LIMIT`."""
+    if limit < MIN_LIMIT:
+        raise UsageError(
+            f"a store's limit of {limit} bytes is too small", f"give at least {MIN_LIMIT} bytes"
+        )
+
+
+def is_new(root: Path) -> bool:
+    """Whether there is no store yet. Raises UsageError where something else is in its place."""
+    try:
+        mode = root.stat().st_mode
+    except FileNotFoundError:
+        return True
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"{root} is not a folder", "choose another place with --store")
+    kv = root / KV_FOLDER
+    if kv.is_symlink():
+        raise IntegrityError(f"{kv} is a link", "remove it")
+    if (kv / DBNAME).exists():
+        return False
+    ours = {KV_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
+    if any(item.name not in ours for item in root.iterdir()):
+        raise UsageError(
+            f"{root} holds other files and no store",
+            "choose an empty or a new folder with --store",
+        )
+    return True
