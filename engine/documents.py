@@ -43,6 +43,7 @@ _OLD_ENCODINGS = [
     *["iso8859_2", "iso8859_5", "iso8859_15", "koi8_r", "mac_roman", "tis_620"],
     *["cp932", "euc_jp", "iso2022_jp", "gb18030", "big5", "cp949"],
 ]
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _KINDS = [
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -297,8 +298,8 @@ def _source(path: Path) -> str:
 
 def _shown(path: str) -> str:
     slashes = path.replace(os.sep, "/")
-    text = slashes.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    # An undecodable byte is a lone surrogate here, with the byte as its low eight bits.
+    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", slashes)
 
 
 def _reason(error: OSError) -> str:

@@ -90,7 +90,7 @@ def test_sources_are_relative_beneath_the_current_folder(
 def test_a_typed_path_that_is_not_there_is_an_error() -> None:
     tree("a.txt")
     Path("broken").symlink_to("nowhere")
-    for path in ["nowhere", "a.txt/x", "", "broken", "nul\0"]:
+    for path in ["nowhere", "a.txt/x", "", "broken", "nul\0", "\ud800"]:
         with pytest.raises(NotFoundError):
             find_files(["a.txt", path])
     assert "too long" in reason("x" * 300)

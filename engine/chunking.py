@@ -1,0 +1,288 @@
+"""Documents to chunks: cut at paragraphs, else sentences, lines, words, else between characters.
+
+Every cut is chosen from the text around it alone, going forward: a change at a document's end
+leaves the chunks before it as they were, and their stored KV good. A chunk's token ids are those
+of its text encoded alone, and never more than the limit.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache_store.errors import UsageError
+from cache_store.keys import chunk_id
+from engine.tokenizer import Tokenizer, replace_surrogates
+
+MIN_CHUNK_TOKENS = 16
+
+_CLOSERS = "\"'”’»)\\]}）」』】》〉"
+# A blank line; the next paragraph keeps its indentation.
+_PARAGRAPH = re.compile(r"\n(?:[^\S\n]*\n)+")
+# The look-behinds keep these linear on long runs of dots or spaces.
+_SENTENCE = re.compile(
+    rf"(?<=[.!?…])[{_CLOSERS}]{{0,3}}\s+"
+    rf"|(?<=[。！？｡．])[{_CLOSERS}]{{0,3}}(?![。！？｡．{_CLOSERS}])\s*"
+)
+_LINE = re.compile(r"[\n\r\x0b\x0c\x85\u2028\u2029]+")
+_WORD = re.compile(r"\s+|(?<=[、，；：])")
+_LEVELS = (_PARAGRAPH, _SENTENCE, _LINE, _WORD)
+_NOT_SPACE = re.compile(r"\S")
+
+_MARGIN = 16  # ids at a window's end that may be other than in the whole text
+_CHARS_PER_TOKEN = 4.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of a document's text that is tokenized and stored alone.
+
+    token_ids: ids of `text` encoded alone.
+    start, end: the run's `[start, end)` in the document, in characters.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def chunk_id(self) -> str:
+        """Hash of the text; the same for every model."""
+        return chunk_id(self.text)
+
+
+def split_document(
+    text: str, tokenizer: Tokenizer, chunk_tokens: int = 512, overlap: int = 0
+) -> list[Chunk]:
+    """Cut `text` into chunks of at most `chunk_tokens` ids.
+
+    Without overlap the chunks' texts joined are `text`. With it each chunk begins up to `overlap`
+    ids before the end of the one before, at a sentence's start where there is one. What a reader
+    sees as one character is cut only if it alone exceeds the limit, and one code point is never
+    cut. No chunk is blank unless a run of white space fills it alone or with one
+    character more. Blank text, and text the
+    tokenizer has no ids for, gives no chunks.
+
+    Raises UsageError for a limit under 16 or an overlap that is negative or not under the limit.
+    """
+    if chunk_tokens < MIN_CHUNK_TOKENS:
+        raise UsageError(
+            f"chunks of {chunk_tokens} tokens are too small", f"use {MIN_CHUNK_TOKENS} or more"
+        )
+    if not 0 <= overlap < chunk_tokens:
+        raise UsageError(
+            f"an overlap of {overlap} tokens does not fit chunks of {chunk_tokens}",
+            f"use 0 to {chunk_tokens - 1}",
+        )
+    text = replace_surrogates(text)
+    if not text.strip():
+        return []
+    cutter = _Cutter(text, tokenizer, chunk_tokens)
+    chunks: list[Chunk] = []
+    start = done = 0
+    while done < len(text):
+        chunk = cutter.next_chunk(start, done)
+        if not chunk.token_ids and chunks:  # no chunk of its own for what has no ids
+            wider = cutter.chunk(chunks[-1].start, chunk.end)
+            if len(wider.token_ids) <= chunk_tokens:
+                chunks.pop()
+                chunk = wider
+        chunks.append(chunk)
+        done = chunk.end
+        start = cutter.overlap_start(chunk, overlap) if overlap else done
+    return chunks if any(chunk.token_ids for chunk in chunks) else []
+
+
+class _Cutter:
+    """Takes one chunk after another off a text."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer, limit: int) -> None:
+        self._text = text
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._content_end = len(text.rstrip())
+        self._chars_per_token = _CHARS_PER_TOKEN
+
+    def chunk(self, start: int, end: int) -> Chunk:
+        text = self._text[start:end]
+        return Chunk(text, tuple(self._tokenizer.encode(text)), start, end)
+
+    def next_chunk(self, start: int, done: int) -> Chunk:
+        """The chunk from `start` that ends after `done`, the end of the chunk before.
+
+        It starts at `done` after all where nothing new would fit behind the overlap.
+        """
+        spans, whole = self._window(start)
+        room = self._limit
+        if whole:
+            total = len(spans)
+            small = self._limit // 10
+            if self._limit < total < self._limit + small:
+                room = total // 2 + small  # two like chunks, not one and a scrap
+        while True:
+            end = self._cut(start, done, spans, room)
+            if end is None:
+                return self.next_chunk(done, done)
+            chunk = self.chunk(start, end)
+            excess = len(chunk.token_ids) - self._limit
+            if excess <= 0 or end == start + 1:
+                break
+            room -= excess  # alone, the text's ends are encoded otherwise
+        self._chars_per_token = len(chunk.text) / max(1, len(chunk.token_ids))
+        return chunk
+
+    def overlap_start(self, chunk: Chunk, overlap: int) -> int:
+        """Where the next chunk starts: at most `overlap` ids before `chunk` ends."""
+        spans = self._tokenizer.encode_with_offsets(chunk.text)
+        kept = spans[-overlap:]
+        earliest = max(chunk.start + 1, chunk.start + kept[0][1]) if kept else chunk.end
+        starts = [place for _, place, _ in kept]
+        for level in ((_PARAGRAPH, _SENTENCE, _LINE), (_WORD,), ()):
+            places = self._places(level, earliest, chunk.end - 1)
+            for place in places or ([] if level else [chunk.start + start for start in starts]):
+                if place < earliest or not is_boundary(self._text, place, chunk.start):
+                    continue
+                if len(self._tokenizer.encode(self._text[place : chunk.end])) <= overlap:
+                    return place
+        return chunk.end
+
+    def _window(self, start: int) -> tuple[list[tuple[int, int, int]], bool]:
+        """Ids and offsets from `start` on, more than fit a chunk, and whether they reach the
+        text's end."""
+        size = int(self._limit * self._chars_per_token * 1.25) + 64
+        while True:
+            window = self._text[start : start + size]
+            whole = start + size >= len(self._text)
+            spans = self._tokenizer.encode_with_offsets(window)
+            if whole or len(spans) >= self._limit + _MARGIN:
+                return spans, whole
+            size *= 2
+
+    def _cut(
+        self, start: int, done: int, spans: Sequence[tuple[int, int, int]], room: int
+    ) -> int | None:
+        """The end of the chunk from `start` so that about `room` ids fit; None if that is not
+        beyond `done` and starting at `done` could be."""
+        text = self._text
+        if room >= len(spans):
+            return len(text)
+        room = max(room, 0)
+        high = start + spans[room][1]
+        if high <= done:
+            return done + 1 if start == done else None
+        low = max(start + spans[room // 2][1], done + 1)
+        # Something other than white space belongs into this chunk ...
+        first = _NOT_SPACE.search(text, start, high)
+        if first:
+            low = max(low, first.end(), min(high, start + spans[0][2]))
+        # ... and into the last.
+        if high >= self._content_end > done + 1:
+            high = self._content_end - 1
+            low = min(low, high)
+        for level in _LEVELS:
+            for place in reversed(self._places((level,), low, high)):
+                if level is _PARAGRAPH and self._under_heading(place, start):
+                    continue
+                if is_boundary(text, place, start):
+                    return place
+        for place in range(high, done, -1):
+            if is_boundary(text, place, start):
+                return place
+        return high
+
+    def _under_heading(self, place: int, start: int) -> bool:
+        """Whether the paragraph that ends at `place` is a Markdown heading, which belongs to
+        what follows it."""
+        end = start + len(self._text[start:place].rstrip())
+        line = max(start, self._text.rfind("\n", start, end) + 1)
+        return self._text.startswith("#", line)
+
+    def _places(self, levels: Sequence[re.Pattern[str]], low: int, high: int) -> list[int]:
+        """Ends of the levels' matches within `[low, high]`, ascending."""
+        found = {
+            match.end()
+            for level in levels
+            for match in level.finditer(self._text, max(0, low - _MARGIN), high)
+        }
+        return sorted(place for place in found if low <= place <= high)
+
+
+# --- what a reader sees as one character -------------------------------------------------------
+
+_ZWJ = "\u200d"
+# Code points that stand before the character they belong to (Arabic and Indic signs).
+_PREPENDED = re.compile(
+    "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
+    "\U0001193f\U00011941\U00011a3a\U00011a84-\U00011a89\U00011d46\U00011f02]"
+)
+_EXTENDING = re.compile(
+    f"[{_ZWJ}\u200c\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+)
+_VIRAMA = 9  # canonical combining class
+
+
+def is_boundary(text: str, place: int, since: int = 0) -> bool:
+    """Whether `text` may be cut before `place` without cutting what a reader sees as one
+    character (an extended grapheme cluster; in doubt not). `since`: a boundary known before."""
+    if place <= since or place >= len(text):
+        return True
+    before, after = text[place - 1], text[place]
+    if before.isascii() and after.isascii():
+        return (before, after) != ("\r", "\n")
+    if before == _ZWJ or _PREPENDED.match(before):
+        return False
+    if _is_mark(after) or (_is_mark(before) and _joins_consonants(text, place, since)):
+        return False
+    if _is_regional(before) and _is_regional(after):  # flags are pairs
+        first = place - 1
+        while first > since and _is_regional(text[first - 1]):
+            first -= 1
+        return (place - first) % 2 == 0
+    return not _is_hangul_joint(before, after)
+
+
+def _is_mark(char: str) -> bool:
+    return unicodedata.category(char) in ("Mn", "Me", "Mc") or bool(_EXTENDING.match(char))
+
+
+def _joins_consonants(text: str, place: int, since: int) -> bool:
+    """Whether a virama among the marks before `place` ties the letter there to the one before."""
+    if unicodedata.category(text[place]) != "Lo":
+        return False
+    while place > since and _is_mark(text[place - 1]):
+        place -= 1
+        if unicodedata.combining(text[place]) == _VIRAMA:
+            return True
+    return False
+
+
+def _is_regional(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _is_hangul_joint(before: str, after: str) -> bool:
+    """Whether two code points are parts of one Korean syllable."""
+    kind = _hangul(before)
+    return _hangul(after) in {
+        "L": ("L", "V", "LV", "LVT"),
+        "V": ("V", "T"),
+        "LV": ("V", "T"),
+        "T": ("T",),
+        "LVT": ("T",),
+    }.get(kind, ())
+
+
+def _hangul(char: str) -> str:
+    code = ord(char)
+    if 0xAC00 <= code <= 0xD7A3:
+        return "LV" if (code - 0xAC00) % 28 == 0 else "LVT"
+    if 0x1100 <= code <= 0x115F or 0xA960 <= code <= 0xA97C:
+        return "L"
+    if 0x1160 <= code <= 0x11A7 or 0xD7B0 <= code <= 0xD7C6:
+        return "V"
+    if 0x11A8 <= code <= 0x11FF or 0xD7CB <= code <= 0xD7FB:
+        return "T"
+    return ""
