@@ -93,6 +93,11 @@ def check_files(path: Path) -> None:
             raise IntegrityError(f"{beside} is not a regular file", "remove it")
 
 
+def is_writable(folder: Path) -> bool:
+    """Whether this process may write in a folder."""
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that cannot write. Raises sqlite3.Error.
 
@@ -100,7 +105,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     isn't, nobody is, and the file is read as it lies there.
     """
     address = f"file:{quote(str(path.resolve()))}?mode=ro"
-    if not os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+    if not is_writable(path.parent):
         address += "&immutable=1"
     return sqlite3.connect(
         address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 from pathlib import Path
@@ -11,6 +10,7 @@ from diskcache.core import DBNAME
 
 from cache_store.catalog import CATALOG_NAME
 from cache_store.database import SUFFIXES
+from cache_store.disk import PARTIAL
 from cache_store.errors import IntegrityError, UsageError
 
 KV_FOLDER = "kv"
@@ -25,11 +25,6 @@ def default_limit(path: Path) -> int:
     while not there.exists():
         there = there.parent
     return min(DEFAULT_LIMIT, shutil.disk_usage(there).free // 10)
-
-
-def is_writable(folder: Path) -> bool:
-    """Whether this process may write in a folder."""
-    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def check_limit(limit: int) -> None:
@@ -49,8 +44,9 @@ def is_new(root: Path) -> bool:
     if not stat.S_ISDIR(mode):
         raise UsageError(f"{root} is not a folder", "choose another place with --store")
     kv = root / KV_FOLDER
-    if kv.is_symlink():
-        raise IntegrityError(f"{kv} is a link", "remove it")
+    for folder in (kv, kv / PARTIAL):  # through a link we'd write outside of the store
+        if folder.is_symlink():
+            raise IntegrityError(f"{folder} is a link", "remove it")
     if (kv / DBNAME).exists():
         return False
     ours = {KV_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from cache_store.catalog import CATALOG_NAME, Catalog
-from cache_store.database import guarded
+from cache_store.database import guarded, is_writable
 from cache_store.entry import (
     EntryHeader,
     EntryReader,
@@ -27,7 +27,7 @@ from cache_store.errors import (
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
 from cache_store.keys import KVSpec, entry_key, group_key
-from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new, is_writable
+from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
 from cache_store.space import ROW_HEADROOM, Space, round_up
 from cache_store.verify import verify_store
