@@ -9,8 +9,8 @@ Nothing heavy is imported until a model is converted or downloaded.
 """
 
 from engine.library.catalogue import CATALOGUE, DEFAULT, WheelModel
+from engine.library.intake import pull
 from engine.library.manifest import FileRecord, Manifest, Progress, read_manifest, silent
-from engine.library.pull import pull
 from engine.library.shelf import (
     CheckReport,
     ModelInfo,

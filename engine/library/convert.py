@@ -218,10 +218,8 @@ def _write_tokenizer(
     else:
         raise UsageError(f"{where}: tokenizer {kind!r} is not supported", "gpt2 and llama are")
     context = int(config["max_position_embeddings"])
-    named = tokenizer_config(metadata, tokens, context)
-    if kind == "llama" and metadata.get("tokenizer.ggml.add_bos_token") is None:
-        named["add_bos_token"] = True  # the rule for such a file that doesn't say
-    (into / "tokenizer_config.json").write_text(dumped(named), encoding="utf-8")
+    named = dumped(tokenizer_config(metadata, tokens, context))
+    (into / "tokenizer_config.json").write_text(named, encoding="utf-8")
     template = metadata.get("tokenizer.chat_template")
     if template:
         (into / "chat_template.jinja").write_text(str(template), encoding="utf-8")

@@ -62,6 +62,18 @@ _RULES: Mapping[str, tuple[list[dict[str, Any]], bool]] = {
 }
 _NORMALIZED = ("qwen2", "deepseek-r1-qwen")  # these put text into Unicode's composed form first
 
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless the file says otherwise
+
+
+def adds_bos(metadata: Metadata) -> bool:
+    """Whether a text starts with BOS: as the file says, else as is usual for its tokenizer."""
+    stated = metadata.get("tokenizer.ggml.add_bos_token")
+    if stated is not None:
+        return bool(stated)
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        return True
+    return metadata.get("tokenizer.ggml.pre") in _WITH_BOS
+
 
 def tokenizer_json(metadata: Metadata, where: str) -> dict[str, Any]:
     """The `tokenizer.json` of a file whose `tokenizer.ggml.model` is gpt2.
@@ -129,7 +141,7 @@ def tokenizer_json(metadata: Metadata, where: str) -> dict[str, Any]:
 def tokenizer_config(metadata: Metadata, tokens: Sequence[str], context: int) -> dict[str, Any]:
     """The `tokenizer_config.json`: the named special tokens and whether BOS is added."""
     config: dict[str, Any] = {
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": adds_bos(metadata),
         "add_prefix_space": bool(metadata.get("tokenizer.ggml.add_space_prefix", False)),
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
@@ -150,7 +162,7 @@ def tokenizer_config(metadata: Metadata, tokens: Sequence[str], context: int) ->
 
 def _bos_first(metadata: Metadata, tokens: Sequence[str]) -> dict[str, Any] | None:
     index = metadata.get("tokenizer.ggml.bos_token_id")
-    if not metadata.get("tokenizer.ggml.add_bos_token", False) or index is None:
+    if index is None or not adds_bos(metadata):
         return None
     bos = {"SpecialToken": {"id": tokens[int(index)], "type_id": 0}}
     first, second = ({"Sequence": {"id": i, "type_id": n}} for i, n in (("A", 0), ("B", 1)))

@@ -11,9 +11,9 @@ from cache_store.errors import CacheblendError, IntegrityError, NotFoundError
 from engine.config import ModelConfig, load_config
 from engine.library.catalogue import CATALOGUE, DEFAULT
 from engine.library.home import model_dir, model_names, take_away
+from engine.library.intake import pull
 from engine.library.layout import parameters_of, weight_files
 from engine.library.manifest import Manifest, Progress, differences, read_manifest, silent
-from engine.library.pull import pull
 
 
 @dataclass(frozen=True)

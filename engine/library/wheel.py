@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -132,5 +133,6 @@ def _reason(output: str) -> str:
     errors = [line for line in lines if line.startswith("ERROR:")]
     warnings = [line for line in lines if line.startswith("WARNING: Retrying")]
     if warnings and errors:  # the error then says that no version was found, which misleads
-        return f"no connection to the package index ({warnings[-1].removeprefix('WARNING: ')})"
+        cause = re.search(r"(\[Errno -?\d+\][^'\"]*|: [^:'\"]+)['\")]+: /", warnings[-1])
+        return f"no connection to the package index ({cause[1].lstrip(': ') if cause else '?'})"
     return (errors or lines or ["it said nothing"])[0].removeprefix("ERROR: ")

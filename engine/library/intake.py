@@ -98,7 +98,7 @@ def pull(
             shutil.rmtree(work, ignore_errors=True)  # no use in resuming from that
             raise
         finally:
-            if not found.resume:
+            if not (found.resume and any(work.rglob("*.*"))):  # there is nothing to resume
                 shutil.rmtree(work, ignore_errors=True)
 
 
