@@ -101,13 +101,21 @@ class Catalog:
             else:
                 prepare_file(path)
                 self._db = _connect(path)
-                self._db.execute("PRAGMA journal_mode = wal")
-            self._db.execute("PRAGMA synchronous = normal")
-            self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
-            # Names of files may hold what isn't UTF-8; it comes back as it was given.
-            self._db.text_factory = _decoded
-            self._prepare()
+            try:
+                self._set_up(read_only)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _set_up(self, read_only: bool) -> None:
+        if not read_only:
+            self._db.execute("PRAGMA journal_mode = wal")
+        self._db.execute("PRAGMA synchronous = normal")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
+        # Names of files may hold what isn't UTF-8; it comes back as it was given.
+        self._db.text_factory = _decoded
+        self._prepare()
 
     def _prepare(self) -> None:
         ((version,),) = self._db.execute("PRAGMA user_version")
@@ -296,7 +304,12 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection to a catalog that cannot be written; an empty one where none was made."""
     if path.exists():
         connection = connect_read_only(path)
-        if connection.execute("SELECT 1 FROM sqlite_master").fetchall():
+        try:
+            made = connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        if made:
             return connection
         connection.close()
     return _connect(":memory:")

@@ -55,9 +55,13 @@ class ChunkStore:
         self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
         databases = (self._index.path, path / CATALOG_NAME)
         self._space = Space(path, self._index, databases)
-        self.catalog = Catalog(
-            path / CATALOG_NAME, read_only=read_only, make_room=self._space.make_room
-        )
+        try:
+            self.catalog = Catalog(
+                path / CATALOG_NAME, read_only=read_only, make_room=self._space.make_room
+            )
+        except BaseException:
+            self._index.close()
+            raise
 
     @classmethod
     def open(
