@@ -144,14 +144,14 @@ class Space:
         """Within a transaction. Whether `needed` bytes fit now; else entries were evicted whose
         files go once the transaction is through, and the question is to be asked again."""
         limit = self._index.limit
-        if not self._swept:  # what writers that were killed left behind
-            self._swept = True
-            self.sweep()
         excess = self._counted() + needed - limit
         if excess <= 0:
             return True
-        victims = self._victims(excess)
-        if victims is None:
+        victims = None
+        if self._swept:
+            victims = self._victims(excess)
+        if victims is None:  # before anything of worth goes, what killed writers left behind
+            self._swept = True
             self.sweep()
             self.sweep_orphans()
             excess = self._counted(anew=True) + needed - limit

@@ -158,7 +158,7 @@ def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) ->
             # A writer names its file in the index in the transaction that puts it in place.
             with index.transaction():
                 gone = not _belongs_to_nothing(path, index, partial)
-                if not gone and path.is_relative_to(index.path.parent) and not path.is_dir():
+                if not gone and path.is_relative_to(index.path.parent) and not _is_folder(path):
                     path.unlink(missing_ok=True)
                     findings.repaired += 1
             if gone:
@@ -179,6 +179,10 @@ def _strangers(root: Path, index: Index) -> list[Path]:
 
 def _belongs_to_nothing(path: Path, index: Index, partial: bool) -> bool:
     return is_abandoned(path) if partial else path.name not in index.names()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _is_recent(path: Path) -> bool:

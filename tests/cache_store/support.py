@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,3 +84,23 @@ def du(path: Path) -> int:
         ["du", "-s", "-k", str(path)], check=True, capture_output=True, text=True
     ).stdout
     return int(out.split()[0]) * 1024
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Starts `work` in a process of its own and returns the process's id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    """Waits for a child; its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -67,7 +67,7 @@ def test_a_planted_pickle_is_refused_and_never_runs(
         cache.pop(key)
     cache.close()
     assert not mark.exists()
-    pickle.loads(pickle.dumps(Trap(mark)))  # noqa: S301: the trap does work
+    pickle.loads(pickle.dumps(Trap(mark)))  # noqa: S301 (the trap does work)
     assert mark.exists()
 
 

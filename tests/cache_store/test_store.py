@@ -136,7 +136,9 @@ def test_strict_context_refuses_all_others(store: ChunkStore) -> None:
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_shared_length_is_the_common_prefix(one: list[int], other: list[int]) -> None:
-    assert shared_length(one, other) == len(os.path.commonprefix([one, other]))
+    shared = shared_length(one, other)
+    assert one[:shared] == other[:shared]
+    assert one[shared : shared + 1] != other[shared : shared + 1] or one == other
 
 
 @given(
@@ -455,9 +457,11 @@ def test_an_index_damaged_within_never_raises_sqlites_own_errors(tmp_path: Path)
     path = store.path / "kv" / "cache.db"
     size = path.stat().st_size
     change(path, lambda data: data.__setitem__(slice(4096, size), b"\xa5" * (size - 4096)))
-    with pytest.raises(IntegrityError, match="damaged"):
-        with ChunkStore.open(store.path, read_only=True) as broken:
-            list(broken.entries())
+    with (
+        pytest.raises(IntegrityError, match="damaged"),
+        ChunkStore.open(store.path, read_only=True) as broken,
+    ):
+        list(broken.entries())
 
 
 def test_a_locked_store_is_one_clear_error(
