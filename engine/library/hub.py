@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,13 @@ from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, U
 from engine.config import load_config
 from engine.library.layout import is_kept, require
 from engine.library.manifest import FileRecord, Progress
-from engine.library.watch import watched
 
 _REPO = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?"
 )
+_TRIES = 5  # of a download that gets nowhere
+_BLOCK = 1 << 20
+_DAMAGED = "it was damaged on its way; nothing was installed, run the command again"
 
 
 @dataclass(frozen=True)
@@ -66,43 +68,73 @@ def look_up(repo: str, revision: str | None) -> HubModel:
     )
 
 
-def download(model: HubModel, into: Path, progress: Progress) -> None:
-    """Download the model's files into the folder `into`; what is there already is not got again.
+def download(model: HubModel, into: Path, parts: Path, progress: Progress) -> None:
+    """Download the model's files into the folder `into`, by way of the folder `parts`.
 
-    The configuration comes first, so that a model which can't be computed here is refused before
-    its weights are downloaded (UsageError).
+    What either holds from an interrupted download is not downloaded again. The configuration
+    comes first, so that a model which can't be computed here is refused before its weights are
+    downloaded (UsageError). (The Hub's own library resumes whole files only.)
     """
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
+    names = sorted(model.sizes, key=lambda name: (name != "config.json", name))
+    total, before = sum(model.sizes.values()), 0
+    with _plain_errors(model.repo):
+        for name in names:
+            start = before
+
+            def step(done: int, start: int = start) -> None:
+                progress("downloading", start + done, total)
+
+            if not (into / name).is_file():
+                _get(model, name, parts / f"{name}.part", step)
+                (parts / f"{name}.part").replace(into / name)
+            before += model.sizes[name]
+            if name == "config.json":
+                load_config(into)
+
+
+def _get(model: HubModel, name: str, part: Path, step: Callable[[int], None]) -> None:
+    """Complete the file `part`, trying again where the connection breaks but bytes do arrive."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    tries = _TRIES
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        if before and before == model.sizes[name]:
+            return
+        try:
+            _get_once(model, name, part, step)
+            return
+        except HTTPError as error:
+            # The Hub's refusals are errors of its own with an answer; only lost connections count.
+            if getattr(error, "response", None) is not None:
+                raise
+            came = part.exists() and part.stat().st_size > before
+            tries = _TRIES if came else tries - 1
+            if tries == 0:
+                raise
+            time.sleep(0 if came else 1)
+
+
+def _get_once(model: HubModel, name: str, part: Path, step: Callable[[int], None]) -> None:
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
     )
 
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        with _plain_errors(model.repo):
-            hf_hub_download(
-                model.repo,
-                "config.json",
-                revision=model.revision,
-                local_dir=into,
-                endpoint=_endpoint(),
-            )
-            load_config(into)
-            with watched(into, sum(model.sizes.values()), progress):
-                snapshot_download(
-                    model.repo,
-                    revision=model.revision,
-                    local_dir=into,
-                    allow_patterns=[re.sub(r"([*?[])", r"[\1]", name) for name in model.sizes],
-                    endpoint=_endpoint(),
-                )
-    finally:
-        if shown:
-            enable_progress_bars()
-    shutil.rmtree(into / ".cache", ignore_errors=True)
+    url = hf_hub_url(model.repo, name, revision=model.revision, endpoint=_endpoint())
+    with part.open("ab") as file:
+        # Compressed on its way, a file couldn't be resumed by its own bytes.
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if file.tell():
+            headers["Range"] = f"bytes={file.tell()}-"
+        with get_session().stream("GET", url, headers=headers, timeout=60) as response:
+            if response.status_code == 416 or (file.tell() and response.status_code == 200):
+                file.truncate(0)  # the range isn't had, so all of it comes, now or the next time
+            hf_raise_for_status(response)
+            for block in response.iter_bytes(_BLOCK):
+                file.write(block)
+                step(file.tell())
 
 
 def expect_hashes(model: HubModel, files: dict[str, FileRecord]) -> None:
@@ -110,11 +142,17 @@ def expect_hashes(model: HubModel, files: dict[str, FileRecord]) -> None:
     for name in model.sizes:
         if name not in files:
             raise IntegrityError(f"{model.repo}: {name} did not arrive", "run the command again")
+        if files[name].bytes != model.sizes[name]:
+            raise IntegrityError(
+                f"{model.repo}: {name} has {files[name].bytes} bytes instead of "
+                f"{model.sizes[name]}",
+                _DAMAGED,
+            )
         if model.hashes.get(name, files[name].sha256) != files[name].sha256:
             raise IntegrityError(
                 f"{model.repo}: {name} has SHA-256 {files[name].sha256} instead of "
                 f"{model.hashes[name]}",
-                "it was damaged on its way; nothing was installed, run the command again",
+                _DAMAGED,
             )
 
 

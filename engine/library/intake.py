@@ -16,7 +16,6 @@ from engine.library.catalogue import CATALOGUE, WheelModel
 from engine.library.home import locked, model_dir, put_in_place, valid_name, work_dir
 from engine.library.layout import check_layout, is_kept, licence_of
 from engine.library.manifest import (
-    MANIFEST,
     Manifest,
     Progress,
     read_manifest,
@@ -200,7 +199,6 @@ def _from_directory(path: Path) -> _Source:
     def make(work: Path, made: Path, progress: Progress) -> _Made:
         check_layout(path)
         files = [p for p in sorted(path.iterdir()) if p.is_file() and is_kept(p.name)]
-        files = [p for p in files if p.name != MANIFEST]
         done, total = 0, sum(p.stat().st_size for p in files)
         for file in files:
             _link_or_copy(file.resolve(), made / file.name)
@@ -227,7 +225,7 @@ def _from_hub(repo: str, revision: str | None) -> _Source:
         progress("looking up", 0, None)
         model = hub.look_up(repo, revision)
         _same_commit(work, made, model.revision)
-        hub.download(model, made, progress)
+        hub.download(model, made, work, progress)
         return _Made(model.licence, revision=model.revision, hub_model=model)
 
     origin = f"{repo}@{revision}" if revision else repo
@@ -236,9 +234,9 @@ def _from_hub(repo: str, revision: str | None) -> _Source:
 
 
 def _same_commit(work: Path, made: Path, commit: str) -> None:
-    """Clear `made` where what it holds is from another commit of the repository."""
+    """Start afresh where what is left is from another commit of the repository."""
     note = work / "commit"
     if not note.is_file() or note.read_text() != commit:
-        shutil.rmtree(made)
-        made.mkdir()
+        shutil.rmtree(work)
+        made.mkdir(parents=True)
         note.write_text(commit)

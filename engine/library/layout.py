@@ -12,6 +12,7 @@ from typing import Any
 
 from cache_store.errors import IntegrityError, UsageError
 from engine.config import ModelConfig, load_config
+from engine.library.manifest import MANIFEST
 
 # What a model consists of; everything else in a folder or repository is left where it is.
 KEPT = ("*.safetensors", "*.json", "*.jinja", "LICENSE*", "LICENCE*", "NOTICE*", "README.md")
@@ -21,7 +22,8 @@ _LARGEST_HEADER = 100 << 20
 
 def is_kept(name: str) -> bool:
     """Whether a file of that name, at the top of a model's folder, belongs to the model."""
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in KEPT)
+    plain = "/" not in name and "\\" not in name and name != MANIFEST
+    return plain and any(fnmatch(name, pattern) for pattern in KEPT)
 
 
 def require(names: set[str], where: str) -> None:
