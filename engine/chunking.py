@@ -116,21 +116,19 @@ class _Cutter:
         It starts at `done` after all where nothing new would fit behind the overlap.
         """
         spans, whole = self._window(start)
-        room = self._limit
-        if whole:
-            total = len(spans)
-            small = self._limit // 10
-            if self._limit < total < self._limit + small:
-                room = total // 2 + small  # two like chunks, not one and a scrap
+        room = wanted = self._limit
+        small = self._limit // 10
+        if whole and self._limit < len(spans) < self._limit + small:
+            wanted = len(spans) // 2 + small  # two like chunks, not one and a scrap
         while True:
-            end = self._cut(start, done, spans, room)
+            end = self._cut(start, done, spans, (min(wanted, room), room))
             if end is None:
                 return self.next_chunk(done, done)
             chunk = self.chunk(start, end)
             excess = len(chunk.token_ids) - self._limit
             if excess <= 0 or end == start + 1:
                 break
-            room -= excess  # alone, the text's ends are encoded otherwise
+            room = max(0, room - excess)  # alone, the text's ends are encoded otherwise
         self._chars_per_token = len(chunk.text) / max(1, len(chunk.token_ids))
         return chunk
 
@@ -162,36 +160,47 @@ class _Cutter:
             size *= 2
 
     def _cut(
-        self, start: int, done: int, spans: Sequence[tuple[int, int, int]], room: int
+        self,
+        start: int,
+        done: int,
+        spans: Sequence[tuple[int, int, int]],
+        rooms: tuple[int, int],
     ) -> int | None:
-        """The end of the chunk from `start` so that about `room` ids fit; None if that is not
-        beyond `done` and starting at `done` could be."""
-        text = self._text
-        if room >= len(spans):
-            return len(text)
-        room = max(room, 0)
-        high = start + spans[room][1]
-        if high <= done:
+        """The end of the chunk from `start` so that about so many ids fit: the first of `rooms`,
+        else the second. None if that is not beyond `done` and starting at `done` could be."""
+        if rooms[0] >= len(spans):
+            return len(self._text)
+        highs = [start + spans[room][1] for room in rooms if room < len(spans)]
+        highs = [high for high in highs if high > done]
+        if not highs:
             return done + 1 if start == done else None
-        low = max(start + spans[room // 2][1], done + 1)
-        # Something other than white space belongs into this chunk ...
-        first = _NOT_SPACE.search(text, start, high)
+        # Something other than white space belongs into this chunk and into the last one.
+        low = max(start + spans[rooms[0] // 2][1], start + spans[0][2], done + 1)
+        last = self._content_end - 1
+        if last > done:
+            highs = [min(high, last) for high in highs] + highs
+        first = _NOT_SPACE.search(self._text, start, highs[-1])
         if first:
-            low = max(low, first.end(), min(high, start + spans[0][2]))
-        # ... and into the last.
-        if high >= self._content_end > done + 1:
-            high = self._content_end - 1
-            low = min(low, high)
+            low = max(low, first.end())
+            highs = [high for high in highs if high >= first.end()]
+        for high in highs:
+            place = self._best_place(start, done, min(low, high), high)
+            if place is not None:
+                return place
+        return highs[-1]
+
+    def _best_place(self, start: int, done: int, low: int, high: int) -> int | None:
+        """The last boundary of the best kind in `[low, high]`, else the last after `done`."""
         for level in _LEVELS:
             for place in reversed(self._places((level,), low, high)):
                 if level is _PARAGRAPH and self._under_heading(place, start):
                     continue
-                if is_boundary(text, place, start):
+                if is_boundary(self._text, place, start):
                     return place
         for place in range(high, done, -1):
-            if is_boundary(text, place, start):
+            if is_boundary(self._text, place, start):
                 return place
-        return high
+        return None
 
     def _under_heading(self, place: int, start: int) -> bool:
         """Whether the paragraph that ends at `place` is a Markdown heading, which belongs to
