@@ -131,9 +131,7 @@ class Engine:
 
         Returns how many chunks were computed. Raises UsageError without a store, StoreFullError.
         """
-        writer = self.writer()
-        writer.write_context()
-        return sum(writer.write(chunk.token_ids) for chunk in chunks)
+        return self.writer().write_missing(chunks)
 
     def writer(self, context: Sequence[int] | None = None) -> ChunkWriter:
         """Stores chunks behind `context` (default: this engine's prefix)."""
@@ -266,11 +264,7 @@ class Engine:
             return ()
         missing = [s.segment for s in found if s.status == "miss"]
         try:
-            writer = self.writer(prompt.prefix_ids)
-            if missing:
-                writer.write_context()
-            for segment in missing:
-                writer.write(segment.token_ids)
+            self.writer(prompt.prefix_ids).write_missing(missing)
         except StoreFullError as error:
             return (f"not every new chunk was stored: {error.message}",)
         return ()

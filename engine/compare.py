@@ -17,8 +17,8 @@ FORCED_TOKENS = 16  # along full prefill's greedy answer, or to its end
 class Reference:
     """Full prefill of one prompt and its greedy continuation.
 
-    logits: float32 [K, vocab], K = 1..16: the first is after the prompt's last token, the others
-    after each of `tokens` [K - 1 of them are fed back]. cache is filled up to the prompt's end.
+    tokens: the K = 1..16 greedy ones; logits: float32 [K, vocab], what each was chosen from. cache
+    is filled up to the prompt's end.
     """
 
     ttft_s: float
@@ -52,15 +52,30 @@ def reference(
     began = time.perf_counter()
     cache = model.new_cache(max(capacity, len(token_ids) + FORCED_TOKENS))
     tables = model.rope.tables(len(token_ids), cache.capacity)
-    logits = [forward(model, cache, token_ids, tables)]
+    logits = forward(model, cache, token_ids, tables)
     synchronize(model.device)
     ttft = time.perf_counter() - began
-    tokens = [int(logits[0].argmax())]
+    tokens = [int(logits.argmax())]
     while len(tokens) < FORCED_TOKENS and tokens[-1] not in end_ids:
-        logits.append(forward(model, cache, tokens[-1:], tables))
-        tokens.append(int(logits[-1].argmax()))
+        tokens.append(int(forward(model, cache, tokens[-1:], tables).argmax()))
     cache.length = len(token_ids)
-    return Reference(ttft, torch.cat(logits), tuple(tokens), cache, tables)
+    logits = _forced(model, cache, tables, logits, tokens)
+    return Reference(ttft, logits, tuple(tokens), cache, tables)
+
+
+def _forced(
+    model: Decoder, cache: KVCache, tables: Tables, logits: torch.Tensor, tokens: Sequence[int]
+) -> torch.Tensor:
+    """Logits [K, vocab] at each of K `tokens`, all but the last fed in one step.
+
+    Both sides of a comparison go this way: in bf16 another number of rows rounds otherwise. The
+    cache keeps its length; the rows past it are overwritten.
+    """
+    length = cache.length
+    if len(tokens) > 1:
+        logits = torch.cat([logits, forward(model, cache, tokens[:-1], tables, last=None)])
+        cache.length = length
+    return logits
 
 
 def agreement(
@@ -68,14 +83,9 @@ def agreement(
 ) -> Agreement:
     """Feeds the reference's tokens to another KV cache of the same prompt.
 
-    logits: float32 [1, vocab] after that prompt. The cache keeps its length; the rows past it are
-    overwritten.
+    logits: float32 [1, vocab] after that prompt. The cache keeps its length.
     """
-    length = cache.length
-    forced = full.tokens[: len(full.logits) - 1]
-    if forced:
-        logits = torch.cat([logits, forward(model, cache, forced, tables, last=None)])
-        cache.length = length
+    logits = _forced(model, cache, tables, logits, full.tokens)
     kl = divergence(full.logits, logits)
     same = (full.logits.argmax(-1) == logits.argmax(-1)).double().mean()
     return Agreement(float(kl[0]), float(kl.mean()), float(same))

@@ -1,5 +1,6 @@
 """Brings stored chunk KV to the device, one layer at a time."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +22,9 @@ class DamagedSource(IntegrityError):
         super().__init__(error.message, error.hint)
         self.key = key
 
+
+# Stored KV is mapped for reading only, and only read.
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A chunk's own KV: computed behind the store's context and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -8,6 +8,7 @@ from cache_store.keys import KVSpec
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.prompt import PromptChunk, Segment
 from engine.sources import KVStore
 
 LayerBuffers = tuple[memoryview, memoryview]
@@ -86,19 +87,29 @@ class ChunkWriter:
         regime = self._precomputer.regime(len(token_ids))
         return self.store.contains(self.spec, token_ids, self.context, regime)
 
-    def write(self, token_ids: Sequence[int]) -> bool:
-        """Stores the chunk's KV; False where it was there. Raises StoreFullError."""
-        if self.holds(token_ids):
-            return False
+    def write(self, token_ids: Sequence[int], chunk_id: str | None = None) -> str:
+        """Computes the chunk's KV and stores it; returns the entry's key.
+
+        Raises StoreFullError.
+        """
         layers = self._precomputer.chunk(token_ids)
         regime = self._precomputer.regime(len(token_ids))
-        self.store.put(self.spec, token_ids, self.context, regime, layers)
-        return True
+        return self.store.put(
+            self.spec, token_ids, self.context, regime, layers, chunk_id=chunk_id or ""
+        )
 
-    def write_context(self) -> bool:
-        """Stores the context's own KV, itself behind nothing; False where it was there."""
+    def write_missing(self, chunks: Iterable[PromptChunk | Segment]) -> int:
+        """Stores the context and those of the chunks that are not there; counts the latter."""
+        written = 0
+        for chunk in chunks:
+            if not self.holds(chunk.token_ids):
+                self.write_context()
+                self.write(chunk.token_ids, chunk.chunk_id)
+                written += 1
+        return written
+
+    def write_context(self) -> None:
+        """Stores the context's own KV, itself behind nothing, unless it is there."""
         regime = self._precomputer.regime(0)
-        if not self.context or self.store.contains(self.spec, self.context, (), regime):
-            return False
-        self.store.put(self.spec, self.context, (), regime, self._precomputer.prefix())
-        return True
+        if self.context and not self.store.contains(self.spec, self.context, (), regime):
+            self.store.put(self.spec, self.context, (), regime, self._precomputer.prefix())

@@ -43,6 +43,8 @@ class KVStore(Protocol):
         context: Sequence[int],
         regime: str,
         layers: Sequence[tuple[Any, Any]],
+        *,
+        chunk_id: str = "",
     ) -> str: ...
 
     def contains(

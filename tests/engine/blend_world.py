@@ -51,6 +51,8 @@ class World:
 
     def full(self, prompt: Prompt) -> torch.Tensor:
         """The oracle's logits after the prompt's last token, float32 [vocab]."""
+        rotary = self.oracle.model.rotary_emb  # dynamic RoPE remembers longer prompts; forget them
+        self.oracle.model.rotary_emb = type(rotary)(self.oracle.config)
         with torch.no_grad():
             return self.oracle(torch.tensor([prompt.token_ids])).logits[0, -1]
 

@@ -1,0 +1,222 @@
+"""Documents into the store: cut into chunks, their KV computed, the catalog brought up to date."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cache_store.catalog import ChunkText
+from cache_store.keys import KVSpec, chunk_id
+from cache_store.store import ChunkStore
+from engine.chunking import Chunk, split_document
+from engine.documents import Document, Skipped, Unreadable
+from engine.precompute import ChunkWriter
+from engine.tokenizer import Tokenizer
+
+CUTTING_VERSION = 1  # raise it when the same text would be cut elsewhere
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How documents are cut; a document cut otherwise counts as changed."""
+
+    chunk_tokens: int = 512
+    overlap: int = 0
+
+    def settings(self, tokenizer: Tokenizer) -> str:
+        """As the catalog keeps it beside a document."""
+        return json.dumps(
+            {
+                "version": CUTTING_VERSION,
+                "chunk_tokens": self.chunk_tokens,
+                "overlap": self.overlap,
+                "tokenizer": tokenizer.fingerprint,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class DocumentPlan:
+    """A document and its chunks. state: what the catalog has to say of it."""
+
+    source: str
+    digest: str
+    state: str  # "new", "changed" or "unchanged"
+    chunks: tuple[ChunkText, ...]
+
+
+@dataclass(frozen=True)
+class IngestPlan:
+    """What there is to do, known before any KV is computed.
+
+    missing: ids of the chunks whose KV is not in the store; tokens and nbytes are theirs (nbytes
+    on disk). held: keys of this ingest's entries that are there already.
+    """
+
+    documents: tuple[DocumentPlan, ...]
+    empty: tuple[str, ...]
+    unreadable: tuple[Unreadable, ...]
+    skipped: tuple[Skipped, ...]
+    missing: frozenset[str]
+    tokens: int
+    nbytes: int
+    held: frozenset[str]
+
+    @property
+    def chunk_count(self) -> int:
+        return sum(len(document.chunks) for document in self.documents)
+
+
+@dataclass
+class IngestReport:
+    """What has been done so far; complete when `run_ingest` returns."""
+
+    documents: int = 0
+    computed_chunks: int = 0
+    computed_tokens: int = 0
+    dropped_chunks: int = 0
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Cuts documents for one model and store; needs the tokenizer, not the weights.
+
+    prefix: the context chunk KV is computed behind, regime(length) its length regime
+    (`Rope.regime`).
+    """
+
+    store: ChunkStore
+    spec: KVSpec
+    tokenizer: Tokenizer
+    prefix: Sequence[int]
+    cutting: Cutting
+    regime: Callable[[int], str]
+
+    def plan(self, items: Iterable[Document | Unreadable | Skipped]) -> IngestPlan:
+        """Cuts every document and looks up what the store holds of it.
+
+        Raises UsageError for a cutting that cannot be, StoreFullError, before any work, where the
+        KV of all these chunks cannot be in the store at once.
+        """
+        documents: dict[str, DocumentPlan] = {}
+        empty: list[str] = []
+        unreadable: list[Unreadable] = []
+        skipped: list[Skipped] = []
+        for item in items:
+            if isinstance(item, Unreadable):
+                unreadable.append(item)
+            elif isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                plan = self._document(item)
+                documents[item.source] = plan
+                if not plan.chunks:
+                    empty.append(item.source)
+        return self._with_kv(documents.values(), empty, unreadable, skipped)
+
+    def _document(self, document: Document) -> DocumentPlan:
+        known = self.store.catalog.document(document.source)
+        settings = self.cutting.settings(self.tokenizer)
+        if known and (known.digest, known.settings) == (document.digest, settings):
+            kept = self.store.catalog.chunks(document.source)
+            texts = tuple(ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens) for c in kept)
+            return DocumentPlan(document.source, document.digest, "unchanged", texts)
+        cut = split_document(
+            document.text, self.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
+        )
+        state = "changed" if known else "new"
+        return DocumentPlan(document.source, document.digest, state, tuple(map(_chunk_text, cut)))
+
+    def _with_kv(
+        self,
+        documents: Iterable[DocumentPlan],
+        empty: Sequence[str],
+        unreadable: Sequence[Unreadable],
+        skipped: Sequence[Skipped],
+    ) -> IngestPlan:
+        documents = tuple(documents)
+        texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
+        missing: set[str] = set()
+        held: set[str] = set()
+        tokens = nbytes = 0
+        for name, chunk in texts.items():
+            key = self._held(self.tokenizer.encode(chunk.text))
+            if key is not None:
+                held.add(key)
+                continue
+            missing.add(name)
+            tokens += chunk.tokens
+            nbytes += self.store.predicted_bytes(self.spec, chunk.tokens, len(self.prefix))
+        if missing:
+            nbytes += self.store.predicted_bytes(self.spec, len(self.prefix))
+            self.store.require_room(nbytes, keep=held)
+        return IngestPlan(
+            documents,
+            tuple(empty),
+            tuple(unreadable),
+            tuple(skipped),
+            frozenset(missing),
+            tokens,
+            nbytes,
+            frozenset(held),
+        )
+
+    def _held(self, token_ids: Sequence[int]) -> str | None:
+        """Key of the entry computed behind this very prefix, in the right regime."""
+        regime = self.regime(len(self.prefix) + len(token_ids))
+        match = self.store.find(self.spec, token_ids, self.prefix, regime=regime)
+        return match.key if match is not None and match.exact else None
+
+
+def run_ingest(
+    plan: IngestPlan,
+    cutter: Cutter,
+    make_writer: Callable[[], ChunkWriter],
+    report: IngestReport,
+    on_tokens: Callable[[int], None],
+) -> None:
+    """Computes what is missing, document by document, and keeps `report` up to date.
+
+    A document enters the catalog once all its chunks are stored, so that stopping at any moment
+    leaves a good store and the next run goes on from there. Chunks that a changed document no
+    longer has, and no other document has, are dropped. on_tokens gets the tokens computed so far.
+    make_writer is called only where there is something to compute. Raises StoreFullError.
+    """
+    store, catalog = cutter.store, cutter.store.catalog
+    settings = cutter.cutting.settings(cutter.tokenizer)
+    for key in plan.held:
+        store.protect(key)
+    missing = set(plan.missing)
+    writer = None
+    if missing:
+        writer = make_writer()
+        writer.write_context()
+    for document in plan.documents:
+        for chunk in document.chunks:
+            if writer is not None and chunk.chunk_id in missing:
+                ids = cutter.tokenizer.encode(chunk.text)
+                store.protect(writer.write(ids, chunk.chunk_id))
+                missing.discard(chunk.chunk_id)
+                report.computed_chunks += 1
+                report.computed_tokens += len(ids)
+                on_tokens(report.computed_tokens)
+        if document.state != "unchanged":
+            before = {chunk.chunk_id for chunk in catalog.chunks(document.source)}
+            catalog.replace_document(document.source, document.digest, settings, document.chunks)
+            _drop(store, before - {chunk.chunk_id for chunk in document.chunks}, report)
+        report.documents += 1
+
+
+def _drop(store: ChunkStore, names: set[str], report: IngestReport) -> None:
+    """Removes the KV of chunks that no document has any more."""
+    if names:
+        names = names - {chunk.chunk_id for chunk in store.catalog.chunks()}
+    if not names:
+        return
+    for key in [entry.key for entry in store.entries() if entry.chunk_id in names]:
+        report.dropped_bytes += store.discard(key)
+    report.dropped_chunks += len(names)
+
+
+def _chunk_text(chunk: Chunk) -> ChunkText:
+    return ChunkText(chunk_id(chunk.text), chunk.text, chunk.start, chunk.end, len(chunk.token_ids))
