@@ -56,7 +56,8 @@ class Output:
         self.verbose = verbose
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
-        self._plain = bool(env.get("NO_COLOR")) or env.get("TERM") == "dumb"
+        self._dumb = env.get("TERM") == "dumb"
+        self._plain = self._dumb or bool(env.get("NO_COLOR"))
         self._pieces: VisibleStream | None = None
         self._at_line_start = True
 
@@ -82,11 +83,8 @@ class Output:
 
         On a terminal that is too narrow the widest columns are shortened; a pipe gets all of it.
         """
-        cells = [[one_line(str(cell)) for cell in row] for row in rows]
-        widths = [
-            max([width(header), *(width(row[i]) for row in cells)])
-            for i, header in enumerate(headers)
-        ]
+        cells = [[one_line(str(cell)) for cell in row] for row in (headers, *rows)]
+        widths = [max(width(row[i]) for row in cells) for i in range(len(headers))]
         if _is_terminal(self._stdout):
             _fit(widths, shutil.get_terminal_size().columns)
 
@@ -98,8 +96,8 @@ class Output:
                 parts.append(pad + text if header in right else text + pad)
             return "  ".join(parts).rstrip()
 
-        self._stdout.write(self._styled(self._stdout, laid(headers), "bold") + "\n")
-        self._stdout.writelines(laid(row) + "\n" for row in cells)
+        self._stdout.write(self._styled(self._stdout, laid(cells[0]), "bold") + "\n")
+        self._stdout.writelines(laid(row) + "\n" for row in cells[1:])
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """`label  value` lines, the values aligned; a value with several lines stays in place."""
@@ -164,16 +162,13 @@ class Output:
             unit=unit,
             total=total,
             stream=self._stderr,
-            bar=_is_terminal(self._stderr) and not self._dumb_terminal(),
+            bar=_is_terminal(self._stderr) and not self._dumb,
             silent=self._silent(),
         )
 
     def _silent(self) -> bool:
         # In a pipeline that reads JSON nobody reads notes; at a terminal somebody may.
         return self.quiet or (self.json and not _is_terminal(self._stderr))
-
-    def _dumb_terminal(self) -> bool:
-        return os.environ.get("TERM") == "dumb"
 
     def _labelled(self, label: str, style: str, message: str, hint: str) -> str:
         text = f"{self._styled(self._stderr, label, style)} {one_line(message)}"
