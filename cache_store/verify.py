@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from cache_store.results import Problem, VerifyReport
 from cache_store.space import Space, walk
 
 _RECENT_SECONDS = 3600.0
+_CHANGE_SECONDS = 0.2  # a change is through by then, an evicted entry's file gone like its row
 
 
 @dataclass
@@ -95,8 +97,10 @@ def _check_groups(index: Index, findings: _Findings, repair: bool) -> None:
         if isinstance(group, Group) and _agrees(group, members.get(key, set()), findings.sound):
             continue
         if not repair:
-            if wrong := _group_problem(index, key)[0]:  # not only changed while we looked
-                findings.add(key, wrong)
+            if _group_problem(index, key)[0]:
+                time.sleep(_CHANGE_SECONDS)
+                if wrong := _group_problem(index, key)[0]:  # it didn't only change meanwhile
+                    findings.add(key, wrong)
             continue
         with index.transaction():
             wrong, wanted = _group_problem(index, key)
@@ -151,21 +155,24 @@ def _group_problem(index: Index, key: str) -> tuple[str, Group | None]:
 
 def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) -> None:
     """What lies in the folder against what belongs there."""
-    for path in _strangers(root, index):
-        where = str(path.relative_to(root))
+    strangers = [
+        path
+        for path in _strangers(root, index)
+        if repair or not _is_recent(path)  # else somebody may be about to name it in the index
+    ]
+    if strangers:
+        time.sleep(_CHANGE_SECONDS)
+    for path in strangers:
         partial = path.parent.name == PARTIAL
-        if repair:
-            # A writer names its file in the index in the transaction that puts it in place.
-            with index.transaction():
-                gone = not _belongs_to_nothing(path, index, partial)
-                if not gone and path.is_relative_to(index.path.parent) and not _is_folder(path):
-                    path.unlink(missing_ok=True)
-                    findings.repaired += 1
-            if gone:
+        # A writer names its file in the index in the transaction that puts it in place.
+        with index.transaction() if repair else contextlib.nullcontext():
+            if not os.path.lexists(path) or not _is_stray(path, index, partial):
                 continue
-        elif _is_recent(path) or not _belongs_to_nothing(path, index, partial):
-            continue
-        findings.add(where, "half-written file" if partial else "file that belongs to no entry")
+            if repair and path.is_relative_to(index.path.parent) and not _is_folder(path):
+                path.unlink(missing_ok=True)
+                findings.repaired += 1
+        what = "half-written file" if partial else "file that belongs to no entry"
+        findings.add(str(path.relative_to(root)), what)
 
 
 def _strangers(root: Path, index: Index) -> list[Path]:
@@ -177,7 +184,7 @@ def _strangers(root: Path, index: Index) -> list[Path]:
     return sorted(path for path, _ in walk(root) if path not in own)
 
 
-def _belongs_to_nothing(path: Path, index: Index, partial: bool) -> bool:
+def _is_stray(path: Path, index: Index, partial: bool) -> bool:
     return is_abandoned(path) if partial else path.name not in index.names()
 
 
@@ -186,7 +193,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_recent(path: Path) -> bool:
-    """Whether a writer may still be at work on it, or about to name it in the index."""
     try:
         return time.time() - path.lstat().st_mtime < _RECENT_SECONDS
     except FileNotFoundError:
