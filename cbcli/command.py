@@ -79,12 +79,13 @@ class Group(TyperGroup):
             raise UsageError(f"no such command: '{path} {name}'", f"{advice}see {path} --help")
         return super().resolve_command(ctx, args)
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, **named: Any) -> NoReturn:
         """Run, and exit with the code that fits what happened. See `cbcli.errors`."""
         given = list(sys.argv[1:] if args is None else args)
         wanted = errors.Wanted.of(given)
         try:
-            result = super().main(given, *rest, **{**named, "standalone_mode": False})
+            named |= {"prog_name": "cacheblend", "standalone_mode": False}
+            result = super().main(given, **named)
             sys.stdout.flush()
         except BrokenPipeError:
             _stop_writing()

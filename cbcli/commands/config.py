@@ -24,7 +24,10 @@ from cbcli.settings import (
 )
 
 app = typer.Typer(
-    cls=Group, **app_options(), help="Settings, and where the value of each comes from."
+    cls=Group,
+    **app_options(),
+    help="Settings, and where the value of each comes from.",
+    epilog=examples("cacheblend config show", "cacheblend config init"),
 )
 
 
@@ -36,9 +39,10 @@ def init(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Write a settings file with every setting in it, commented out.
+    """Write a settings file to start from.
 
-    It goes to ./cacheblend.toml, for this folder and those below, or to the user's file."""
+    Every setting is in it, commented out. It goes to ./cacheblend.toml, for this folder and those
+    below, or to the user's file."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     path = user_file() if user else Path.cwd() / PROJECT_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +110,9 @@ def validate(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Check a settings file, or all settings, and tell everything that is wrong (exit 2)."""
+    """Check settings files.
+
+    All that is wrong is told, with exit code 2. Without a file, the environment is checked too."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     files = [file.absolute()] if file else [f for f in (project_file(), user_file()) if f]
     files = [f for f in files if file or f.is_file()]

@@ -15,7 +15,12 @@ from cbcli.settings import load_settings
 from cbcli.units import count_text, size_text
 from engine import library
 
-app = typer.Typer(cls=Group, **app_options(), help="Get, list, check and remove models.")
+app = typer.Typer(
+    cls=Group,
+    **app_options(),
+    help="Get, list, check and remove models.",
+    epilog=examples(f"cacheblend models pull {library.DEFAULT}", "cacheblend models ls"),
+)
 
 Name = Annotated[str, typer.Argument(help="A model's name, as `models ls` shows it.")]
 ModelsDir = Annotated[
@@ -48,7 +53,9 @@ def pull(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Get a model: download it, or copy it from a folder or GGUF file, and check it."""
+    """Get a model and check it.
+
+    It is downloaded, or copied from a folder, or converted from a GGUF file."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     settings = load_settings({"offline": offline, "models_dir": models_dir})
     with showing(out, f"model {name or source}") as progress:
@@ -122,7 +129,9 @@ def check(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Compare the files of a model, or of all, with what they were when it was pulled."""
+    """Check that models are as they were pulled.
+
+    Every file's hash is compared with the recorded one; exit code 4 where one differs."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     settings = load_settings({"models_dir": models_dir})
     names = [name] if name else [info.name for info in library.ls(settings.models_dir)]
@@ -148,7 +157,9 @@ def rm(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Remove a model. The chunks stored with it stay in the store."""
+    """Remove a model.
+
+    The chunks stored with it stay in the store."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     settings = load_settings({"models_dir": models_dir})
     info = library.show(name, settings.models_dir)
@@ -184,10 +195,14 @@ class showing:
 
 
 def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
+    if not _at_terminal():
         raise UsageError("there is nobody to ask for consent", "add --yes")
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _row(info: library.ModelInfo) -> list[str]:
