@@ -18,6 +18,7 @@ did only part of its work says so and raises `typer.Exit(1)`.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from typer.core import TyperGroup
 from cache_store.errors import UsageError
 from cbcli import errors
 from cbcli.output import Output
+from cbcli.text import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors as JSON too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print data and errors only.")]
@@ -79,13 +81,16 @@ class Group(TyperGroup):
             raise UsageError(f"no such command: '{path} {name}'", f"{advice}see {path} --help")
         return super().resolve_command(ctx, args)
 
-    def main(self, args: Sequence[str] | None = None, **named: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> NoReturn:
         """Run, and exit with the code that fits what happened. See `cbcli.errors`."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a character it can't hold is spelt out
+                stream.reconfigure(errors="backslashreplace")
         given = list(sys.argv[1:] if args is None else args)
         wanted = errors.Wanted.of(given)
         try:
             named |= {"prog_name": "cacheblend", "standalone_mode": False}
-            result = super().main(given, **named)
+            result = super().main(given, *rest, **named)
             sys.stdout.flush()
         except BrokenPipeError:
             _stop_writing()
@@ -93,7 +98,7 @@ class Group(TyperGroup):
         except (Exception, KeyboardInterrupt) as error:  # the one place where all of them end
             out = Output(json=wanted.json)
             if wanted.debug and not isinstance(error, KeyboardInterrupt):
-                sys.stderr.write(errors.traceback_text(error))
+                sys.stderr.write(visible(errors.traceback_text(error)))
             failure = errors.describe(error)
             out.error(failure)
             sys.exit(failure.code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,6 +133,18 @@ def test_what_is_wanted_is_read_up_to_the_double_dash() -> None:
     assert not Wanted.of(["ask", "-v", "very-vivid"], {}).debug
     assert Wanted.of([], {"CACHEBLEND_DEBUG": "1"}).debug
     assert not Wanted.of([], {"CACHEBLEND_DEBUG": "0"}).debug
+
+
+def test_a_stream_that_cannot_hold_a_character_gets_it_spelt_out() -> None:
+    code = "from cbcli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "models", "show", "modèle-東"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 3
+    assert b"no model 'mod\\xe8le-\\u6771'" in done.stderr
 
 
 def test_a_closed_pipe_is_no_error() -> None:
