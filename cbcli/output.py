@@ -58,6 +58,7 @@ class Output:
         self._stderr = stderr or sys.stderr
         self._dumb = env.get("TERM") == "dumb"
         self._plain = self._dumb or bool(env.get("NO_COLOR"))
+        self._progress: Progress | None = None
         self._pieces: VisibleStream | None = None
         self._at_line_start = True
 
@@ -156,8 +157,11 @@ class Output:
             self._say(self._labelled("error:", "red", failure.message, failure.hint))
 
     def progress(self, label: str, *, unit: str = "", total: int | None = None) -> Progress:
-        """Progress of one piece of work, as a context manager; see `Progress`."""
-        return Progress(
+        """Progress of one piece of work, as a context manager; see `Progress`.
+
+        Notes and warnings go above its bar meanwhile; data should wait for its end.
+        """
+        self._progress = Progress(
             one_line(label),
             unit=unit,
             total=total,
@@ -165,6 +169,7 @@ class Output:
             bar=_is_terminal(self._stderr) and not self._dumb,
             silent=self._silent(),
         )
+        return self._progress
 
     def _silent(self) -> bool:
         # In a pipeline that reads JSON nobody reads notes; at a terminal somebody may.
@@ -175,6 +180,8 @@ class Output:
         return f"{text} ({one_line(hint)})" if hint else text
 
     def _say(self, text: str) -> None:
+        if self._progress is not None and self._progress.above(text):
+            return
         self._stderr.write(text + "\n")
         self._stderr.flush()
 

@@ -53,8 +53,6 @@ class Progress:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        if self._wants_bar:
-            self._start_bar()
         return self
 
     def __exit__(
@@ -66,6 +64,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        self._wants_bar = False
 
     def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
         """`done` of `total` is done now. A new `total` or `label` stays until changed again."""
@@ -73,6 +72,8 @@ class Progress:
         self._first = self._first or (now, done)
         self._total = self._total if total is None else total
         self._label = self._label if label is None else label
+        if self._wants_bar and self._bar is None:
+            self._start_bar()  # not before there is something to show
         if self._bar is not None and self._task is not None:
             self._bar.update(
                 self._task,
@@ -85,6 +86,15 @@ class Progress:
             self._last_line = now
             self._stream.write(f"{self._label}: {self.facts(done, now)}\n")
             self._stream.flush()
+
+    def above(self, text: str) -> bool:
+        """Write a line, which may hold colours, above the bar; False where no bar is shown."""
+        if self._bar is None:
+            return False
+        from rich.text import Text
+
+        self._bar.console.print(Text.from_ansi(text), soft_wrap=True)
+        return True
 
     def restart(self, label: str) -> None:
         """The next stage of the same work: another label, and rates counted anew."""

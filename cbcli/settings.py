@@ -28,7 +28,8 @@ PREFIX = "CACHEBLEND_"
 # Variables that are not settings: where data and the user's file are, and tracebacks for bugs.
 RESERVED = ("CACHEBLEND_HOME", "CACHEBLEND_CONFIG", "CACHEBLEND_DEBUG")
 
-POLICIES = ("value", "key", "key+value", "random")
+# Those of engine.policies, which a listing of settings should not have to import.
+POLICIES = ("value", "key", "key+value", "random", "explicit")
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,28 @@ def test_on_a_terminal_progress_is_a_bar_that_goes_away() -> None:
     assert shown.rstrip("\n").endswith(("\x1b[2K", "\x1b[?25h"))
 
 
+def test_a_bar_waits_for_something_to_show() -> None:
+    terminal = Terminal()
+    out = Output(stdout=io.StringIO(), stderr=terminal, env={})
+    with out.progress("reading"):
+        out.note("nothing to do")
+    assert terminal.getvalue() == "nothing to do\n"
+
+
+def test_notes_go_above_the_bar_and_after_it_to_the_stream() -> None:
+    terminal = Terminal()
+    out = Output(stdout=io.StringIO(), stderr=terminal, env={})
+    with out.progress("reading", total=3) as progress:
+        progress.update(1)
+        out.warn("[/x] \x1b[2J left out")
+        progress.update(2)
+    out.note("done")
+    shown = terminal.getvalue()
+    assert "[/x] ␛[2J left out\n" in shown
+    assert shown.endswith("done\n")
+    assert "\x1b[2J" not in shown
+
+
 def test_a_dumb_terminal_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     out = Output(stdout=io.StringIO(), stderr=terminal, env={"TERM": "dumb"})

@@ -14,6 +14,7 @@ from cache_store.errors import UsageError
 from cbcli.commands.config import template
 from cbcli.settings import (
     DECLARED,
+    POLICIES,
     RESERVED,
     Settings,
     load_settings,
@@ -284,6 +285,12 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     for name in DECLARED:
         same = getattr(settings, name) == getattr(load_settings(env={}, cwd=Path("/")), name)
         assert same or name in {*unset, "store", "models_dir"}, name
+
+
+def test_policies_are_those_of_the_engine() -> None:
+    from engine.policies import POLICY_NAMES
+
+    assert POLICIES == POLICY_NAMES
 
 
 def test_every_setting_is_described() -> None:
