@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cache_store.errors import StoreFullError, UsageError
-from cache_store.keys import KVSpec, chunk_id
-from engine.compare import agreement, first_divergence, reference, synchronize
-from engine.fingerprint import model_fingerprint
+from cache_store.keys import chunk_id
+from engine.blueprint import Blueprint
+from engine.compare import FORCED_TOKENS, agreement, first_divergence, reference, synchronize
 from engine.forward import Tables, forward
 from engine.generate import Generated, generate
 from engine.kv_cache import KVCache
@@ -31,8 +32,7 @@ from engine.results import (
     Timing,
 )
 from engine.sources import KVStore, Source
-from engine.template import PromptTemplate
-from engine.tokenizer import Tokenizer
+from engine.weights import load_weights
 
 TOP_LOGPROBS = 10
 
@@ -44,61 +44,37 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        tokenizer: Tokenizer,
-        template: PromptTemplate,
-        *,
-        name: str,
-        fingerprint: str,
-        store: KVStore | None = None,
+        self, model: Decoder, blueprint: Blueprint, *, store: KVStore | None = None
     ) -> None:
-        self.model, self.tokenizer, self.template = model, tokenizer, template
-        self.store = store
-        dtype = next(key for key, kind in DTYPES.items() if kind is model.dtype)
-        self.info = ModelInfo(name, fingerprint, dtype, str(model.device))
-        c = model.config
-        self.spec = KVSpec(
-            fingerprint, tokenizer.fingerprint, c.layers, c.kv_heads, c.head_dim, dtype
-        )
+        self.model, self.blueprint, self.store = model, blueprint, store
+        self.tokenizer, self.template = blueprint.tokenizer, blueprint.template
+        self.spec = blueprint.spec
+        self.info = ModelInfo(blueprint.name, self.spec.model, blueprint.dtype, str(model.device))
+        self.prefill = Prefiller(model, store, self.spec)
         self._load_s = 0.0
         self._writer: ChunkWriter | None = None
-        self.prefill = Prefiller(model, store, self.spec)
 
     @classmethod
     def load(
         cls,
-        model_dir: str | Path,
+        model: str | Path | Blueprint,
         *,
         store: KVStore | None = None,
-        name: str | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
         threads: int | None = None,
-        system: str | None = None,
-        separator: str | None = None,
-        template_date: str | None = None,
-        memo: Path | None = None,
+        **settings: Any,
     ) -> "Engine":
         """Loads a Hugging Face directory and warms it up.
 
-        memo: a file that keeps weight hashes between runs. Raises NotFoundError, UsageError (not
-        supported), IntegrityError (damaged).
+        settings: `Blueprint.open`'s, where `model` is a directory. Raises NotFoundError,
+        UsageError (not supported), IntegrityError (damaged).
         """
         began = time.perf_counter()
         if threads is not None:
             torch.set_num_threads(threads)
-        path = Path(model_dir)
-        model = Decoder.load(path, device, dtype)
-        tokenizer = Tokenizer.load(path)
-        given = {"system": system, "separator": separator, "template_date": template_date}
-        template = PromptTemplate.load(
-            path, tokenizer, **{key: value for key, value in given.items() if value is not None}
-        )
-        fingerprint = model_fingerprint(path, model.config, memo)
-        engine = cls(
-            model, tokenizer, template, name=name or path.name, fingerprint=fingerprint, store=store
-        )
+        blueprint = model if isinstance(model, Blueprint) else Blueprint.open(model, **settings)
+        dtype = DTYPES[blueprint.dtype]
+        weights = load_weights(blueprint.path, blueprint.config, blueprint.device, dtype)
+        engine = cls(Decoder(blueprint.config, weights), blueprint, store=store)
         engine.warm_up()
         engine._load_s = time.perf_counter() - began
         return engine
@@ -186,7 +162,8 @@ class Engine:
         """
         began = time.perf_counter()
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
-        run = self.prefill(prompt, options, room=chosen.max_tokens)
+        room = max(chosen.max_tokens, FORCED_TOKENS) if compare else chosen.max_tokens
+        run = self.prefill(prompt, options, room=room)
         full = same = None
         if compare:
             full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)

@@ -46,17 +46,25 @@ def synchronize(device: torch.device) -> None:
 
 
 def reference(
-    model: Decoder, token_ids: Sequence[int], end_ids: Collection[int], capacity: int
+    model: Decoder,
+    token_ids: Sequence[int],
+    end_ids: Collection[int],
+    capacity: int | None = None,
 ) -> Reference:
-    """Prefills the whole prompt, timed, and decodes greedily up to 16 tokens."""
+    """Prefills the whole prompt, timed, and decodes greedily up to 16 tokens.
+
+    capacity: of its KV cache (default: prompt and 16 tokens); a smaller one gives fewer tokens.
+    """
+    capacity = len(token_ids) + FORCED_TOKENS if capacity is None else capacity
+    count = min(FORCED_TOKENS, capacity - len(token_ids) + 1)
     began = time.perf_counter()
-    cache = model.new_cache(max(capacity, len(token_ids) + FORCED_TOKENS))
-    tables = model.rope.tables(len(token_ids), cache.capacity)
+    cache = model.new_cache(capacity)
+    tables = model.rope.tables(len(token_ids), capacity)
     logits = forward(model, cache, token_ids, tables)
     synchronize(model.device)
     ttft = time.perf_counter() - began
     tokens = [int(logits.argmax())]
-    while len(tokens) < FORCED_TOKENS and tokens[-1] not in end_ids:
+    while len(tokens) < count and tokens[-1] not in end_ids:
         tokens.append(int(forward(model, cache, tokens[-1:], tables).argmax()))
     cache.length = len(token_ids)
     logits = _forced(model, cache, tables, logits, tokens)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cache_store.catalog import ChunkText
-from cache_store.keys import KVSpec, chunk_id
+from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
+from engine.blueprint import Blueprint
 from engine.chunking import Chunk, split_document
 from engine.documents import Document, Skipped, Unreadable
 from engine.precompute import ChunkWriter
@@ -79,18 +80,11 @@ class IngestReport:
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts documents for one model and store; needs the tokenizer, not the weights.
-
-    prefix: the context chunk KV is computed behind, regime(length) its length regime
-    (`Rope.regime`).
-    """
+    """Cuts documents for one model and store, whose KV is computed behind the model's prefix."""
 
     store: ChunkStore
-    spec: KVSpec
-    tokenizer: Tokenizer
-    prefix: Sequence[int]
+    model: Blueprint
     cutting: Cutting
-    regime: Callable[[int], str]
 
     def plan(self, items: Iterable[Document | Unreadable | Skipped]) -> IngestPlan:
         """Cuts every document and looks up what the store holds of it.
@@ -116,13 +110,13 @@ class Cutter:
 
     def _document(self, document: Document) -> DocumentPlan:
         known = self.store.catalog.document(document.source)
-        settings = self.cutting.settings(self.tokenizer)
+        settings = self.cutting.settings(self.model.tokenizer)
         if known and (known.digest, known.settings) == (document.digest, settings):
             kept = self.store.catalog.chunks(document.source)
             texts = tuple(ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens) for c in kept)
             return DocumentPlan(document.source, document.digest, "unchanged", texts)
         cut = split_document(
-            document.text, self.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
+            document.text, self.model.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
         )
         state = "changed" if known else "new"
         return DocumentPlan(document.source, document.digest, state, tuple(map(_chunk_text, cut)))
@@ -135,20 +129,21 @@ class Cutter:
         skipped: Sequence[Skipped],
     ) -> IngestPlan:
         documents = tuple(documents)
+        spec, prefix = self.model.spec, self.model.template.prefix
         texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
         missing: set[str] = set()
         held: set[str] = set()
         tokens = nbytes = 0
         for name, chunk in texts.items():
-            key = self._held(self.tokenizer.encode(chunk.text))
+            key = self._held(self.model.tokenizer.encode(chunk.text))
             if key is not None:
                 held.add(key)
                 continue
             missing.add(name)
             tokens += chunk.tokens
-            nbytes += self.store.predicted_bytes(self.spec, chunk.tokens, len(self.prefix))
+            nbytes += self.store.predicted_bytes(spec, chunk.tokens, len(prefix))
         if missing:
-            nbytes += self.store.predicted_bytes(self.spec, len(self.prefix))
+            nbytes += self.store.predicted_bytes(spec, len(prefix))
             self.store.require_room(nbytes, keep=held)
         return IngestPlan(
             documents,
@@ -163,8 +158,9 @@ class Cutter:
 
     def _held(self, token_ids: Sequence[int]) -> str | None:
         """Key of the entry computed behind this very prefix, in the right regime."""
-        regime = self.regime(len(self.prefix) + len(token_ids))
-        match = self.store.find(self.spec, token_ids, self.prefix, regime=regime)
+        prefix = self.model.template.prefix
+        regime = self.model.regime(len(prefix) + len(token_ids))
+        match = self.store.find(self.model.spec, token_ids, prefix, regime=regime)
         return match.key if match is not None and match.exact else None
 
 
@@ -183,7 +179,7 @@ def run_ingest(
     make_writer is called only where there is something to compute. Raises StoreFullError.
     """
     store, catalog = cutter.store, cutter.store.catalog
-    settings = cutter.cutting.settings(cutter.tokenizer)
+    settings = cutter.cutting.settings(cutter.model.tokenizer)
     for key in plan.held:
         store.protect(key)
     missing = set(plan.missing)
@@ -194,7 +190,7 @@ def run_ingest(
     for document in plan.documents:
         for chunk in document.chunks:
             if writer is not None and chunk.chunk_id in missing:
-                ids = cutter.tokenizer.encode(chunk.text)
+                ids = cutter.model.tokenizer.encode(chunk.text)
                 store.protect(writer.write(ids, chunk.chunk_id))
                 missing.discard(chunk.chunk_id)
                 report.computed_chunks += 1

@@ -40,7 +40,7 @@ def main() -> None:
             chunks = [engine.chunk(f"{p['title']}\n{p['text']}", p["title"]) for p in passages]
             engine.precompute(chunks)
             prompt = engine.prompt(item["question"], chunks)
-            full = reference(engine.model, prompt.token_ids, engine.end_ids, 0)
+            full = reference(engine.model, prompt.token_ids, engine.end_ids)
             for policy in POLICIES:
                 for ratio in RATIOS:
                     options = BlendOptions.of(policy=policy, ratio=ratio, min_tokens=0)

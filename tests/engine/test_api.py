@@ -27,14 +27,7 @@ def loaded(default_model_dir: Path) -> Engine:
 def engine(loaded: Engine, tmp_path: Path) -> Iterator[Engine]:
     """The one loaded model with a store of its own."""
     with ChunkStore.open(tmp_path / "store", limit_bytes=2 * 10**9) as store:
-        yield Engine(
-            loaded.model,
-            loaded.tokenizer,
-            loaded.template,
-            name="smollm2-135m",
-            fingerprint=loaded.info.fingerprint,
-            store=store,
-        )
+        yield Engine(loaded.model, loaded.blueprint, store=store)
 
 
 def texts() -> list[str]:
@@ -55,7 +48,7 @@ GREEDY = SamplingOptions(max_tokens=12)
 
 def mean_kl(engine: Engine, chunks: list[PromptChunk], question: str, **options: object) -> float:
     prompt = engine.prompt(question, chunks)
-    full = reference(engine.model, prompt.token_ids, engine.end_ids, 0)
+    full = reference(engine.model, prompt.token_ids, engine.end_ids)
     chosen = BlendOptions.of(**{"min_tokens": 0, **options})  # type: ignore[arg-type]
     run = engine.prefill(prompt, chosen, room=16)
     return agreement(engine.model, run.cache, run.tables, run.logits, full).kl_mean
@@ -88,7 +81,7 @@ def test_kl_falls_as_the_ratio_rises(engine: Engine) -> None:
         chunks = [engine.chunk(" ".join(text[start : start + 200])) for text in picked]
         engine.precompute(chunks)
         prompt = engine.prompt(item["question"], chunks)
-        full = reference(engine.model, prompt.token_ids, engine.end_ids, 0)
+        full = reference(engine.model, prompt.token_ids, engine.end_ids)
         for ratio in ratios:
             options = BlendOptions.of(ratio=ratio, min_tokens=0)
             run = engine.prefill(prompt, options, room=16)
@@ -126,10 +119,7 @@ def test_what_is_saved_is_what_ingest_stores(engine: Engine, tmp_path: Path) -> 
     engine.ask("Who?", chunks[::-1], sampling=GREEDY)
     saved = stored_kv(engine, chunks)
     with ChunkStore.open(tmp_path / "other", limit_bytes=10**9) as store:
-        other = Engine(
-            engine.model, engine.tokenizer, engine.template,
-            name="x", fingerprint=engine.info.fingerprint, store=store,
-        )  # fmt: skip
+        other = Engine(engine.model, engine.blueprint, store=store)
         other.precompute(chunks)
         assert stored_kv(other, chunks) == saved
 
@@ -240,6 +230,19 @@ def test_document_and_question_text_never_becomes_control_ids(engine: Engine) ->
 def test_empty_question_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="question is empty"):
         engine.ask("  \n", make_chunks(engine))
+
+
+def test_a_prompt_that_nearly_fills_the_context_can_be_compared(engine: Engine) -> None:
+    context = engine.model.config.context
+    filler = engine.chunk("word " * (context - 200))
+    used = len(engine.prompt("Who?", [filler]).token_ids)
+    chunk = engine.chunk("word " * (context - 200 + context - used - 3))
+    assert len(engine.prompt("Who?", [chunk]).token_ids) == context - 3
+    options = BlendOptions.of(mode="full")
+    result = engine.ask("Who?", [chunk], blend=options, sampling=GREEDY, compare=True, save=False)
+    assert len(result.output_token_ids) <= 3
+    assert result.compare is not None
+    assert result.compare.kl_mean == 0
 
 
 def test_first_divergence() -> None:

@@ -1,0 +1,258 @@
+"""`cacheblend ingest`: documents into the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cache_store.errors import UsageError
+from cbcli.command import Json, Quiet, Verbose, app_options, examples
+from cbcli.errors import Interrupted
+from cbcli.output import Output
+from cbcli.session import open_blueprint, open_store, shown_source
+from cbcli.settings import Settings, load_settings
+from cbcli.units import count_text, duration_text, rate_text, size_text
+
+if TYPE_CHECKING:
+    from engine.blueprint import Blueprint
+    from engine.documents import Document, Found, Skipped, Unreadable
+    from engine.ingest import IngestPlan, IngestReport
+
+app = typer.Typer(**app_options())
+
+
+@app.command(
+    epilog=examples(
+        "cacheblend ingest notes/ report.md",
+        "cacheblend ingest --dry-run notes/",
+        "man -P cat ssh | cacheblend ingest - --stdin-name ssh.txt",
+    )
+)
+def ingest(
+    paths: Annotated[
+        list[str], typer.Argument(help="Files, folders, or - for standard input.", metavar="PATH…")
+    ],
+    chunk_tokens: Annotated[
+        int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option("--overlap", help="Tokens that two chunks share.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the chunks and their size; store nothing.")
+    ] = False,
+    stdin_name: Annotated[
+        str, typer.Option("--stdin-name", help="What to call the text on standard input.")
+    ] = "stdin",
+    model: Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Folder of the store.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System prompt the chunks are computed behind.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads to use.")] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
+    ] = None,
+    offline: Annotated[
+        bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Read documents, cut them into chunks, compute each chunk's KV and store it.
+
+    Text files of any kind are read, folders with all that is in them. What is stored already is
+    left as it is; a document that changed replaces what it was. It can be interrupted: the next
+    run goes on from there.
+    """
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings(
+        {
+            "chunk_tokens": chunk_tokens,
+            "overlap": overlap,
+            "model": model,
+            "store": store,
+            "system": system,
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "limit": limit,
+            "offline": offline,
+        }
+    )
+    from engine.documents import find_files
+
+    found = find_files(paths, stdin_name=stdin_name)
+    blueprint = open_blueprint(settings, out)
+    if dry_run:
+        _show_chunks(out, settings, blueprint, found)
+    else:
+        _ingest(out, settings, blueprint, found)
+
+
+def _ingest(out: Output, settings: Settings, blueprint: Blueprint, found: list[Found]) -> None:
+    from engine.ingest import Cutter, Cutting, IngestReport, run_ingest
+
+    began = time.monotonic()
+    report = IngestReport()
+    with open_store(settings) as store:
+        if store.read_only:
+            raise UsageError(f"{settings.store}: the store cannot be written", "see its owner")
+        cutting = Cutting(settings.chunk_tokens, settings.overlap)
+        cutter = Cutter(store, blueprint, cutting)
+        plan = cutter.plan(_read(out, found))
+        store.catalog.name_model(blueprint.spec.model, blueprint.name)
+        try:
+            with out.progress("computing", unit="tokens", total=plan.tokens) as progress:
+
+                def make_writer() -> Any:
+                    progress.update(0, label="loading the model")
+                    from engine.api import Engine
+
+                    engine = Engine.load(blueprint, store=store, threads=settings.threads)
+                    progress.update(0, label="computing")
+                    return engine.writer()
+
+                run_ingest(plan, cutter, make_writer, report, progress.update)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted: {report.computed_chunks} of {len(plan.missing)} chunks computed and "
+                f"stored, {report.documents} of {len(plan.documents)} documents complete",
+                "run the same command again to go on from there",
+            ) from error
+    _report(out, plan, report, time.monotonic() - began)
+    if plan.unreadable:
+        raise typer.Exit(1)
+
+
+def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | Skipped]:
+    """Reads the files one by one, with progress."""
+    from engine.documents import read_documents
+
+    with out.progress("reading", unit="files", total=len(found)) as progress:
+        for number, item in enumerate(read_documents(found), 1):
+            yield item
+            progress.update(number)
+
+
+def _report(out: Output, plan: IngestPlan, report: IngestReport, seconds: float) -> None:
+    states = {"new": 0, "changed": 0, "unchanged": 0}
+    for document in plan.documents:
+        states[document.state] += 1
+    for item in plan.unreadable:
+        out.warn(f"{shown_source(item.source)} {item.reason}", "left out; the rest was ingested")
+    if out.json:
+        out.data(
+            {
+                "documents": states,
+                "chunks": {
+                    "total": plan.chunk_count,
+                    "computed": report.computed_chunks,
+                    "dropped": report.dropped_chunks,
+                },
+                "tokens_computed": report.computed_tokens,
+                "bytes_written": plan.nbytes,
+                "bytes_freed": report.dropped_bytes,
+                "seconds": seconds,
+                "empty": list(plan.empty),
+                "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
+                "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
+            }
+        )
+        return
+    if out.quiet:
+        return
+    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    out.line(
+        f"{count_text(len(plan.documents), 'documents')} ({counts or 'nothing to read'}), "
+        f"{count_text(plan.chunk_count, 'chunks')}"
+    )
+    if report.computed_chunks:
+        rate = rate_text(report.computed_tokens / seconds, "tokens")
+        out.line(
+            f"computed {count_text(report.computed_chunks, 'chunks')}: "
+            f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
+            f"in {duration_text(seconds)} ({rate})"
+        )
+    else:
+        out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
+    if report.dropped_chunks:
+        out.line(
+            f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "
+            f"more, {size_text(report.dropped_bytes)} freed"
+        )
+    for label, names in (
+        ("empty", plan.empty),
+        ("skipped", [f"{shown_source(item.source)} ({item.reason})" for item in plan.skipped]),
+    ):
+        if names:
+            shown = ", ".join(shown_source(name) for name in names[:3])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            out.line(f"{len(names)} {label}: {shown}{more}")
+
+
+def _show_chunks(
+    out: Output, settings: Settings, blueprint: Blueprint, found: Iterable[Found]
+) -> None:
+    """What `ingest` would cut, without opening the store or the weights."""
+    from cache_store.entry import predicted_file_bytes
+    from engine.chunking import split_document
+    from engine.documents import Document, Unreadable, read_documents
+
+    context = len(blueprint.template.prefix)
+    rows: list[dict[str, Any]] = []
+    failed = False
+    for item in read_documents(found):
+        if isinstance(item, Unreadable):
+            out.warn(f"{shown_source(item.source)} {item.reason}", "would be left out")
+            failed = True
+        if not isinstance(item, Document):
+            continue
+        cut = split_document(
+            item.text, blueprint.tokenizer, settings.chunk_tokens, settings.overlap
+        )
+        rows += [
+            {
+                "chunk_id": chunk.chunk_id,
+                "source": item.source,
+                "start": chunk.start,
+                "end": chunk.end,
+                "tokens": len(chunk.token_ids),
+                "bytes": predicted_file_bytes(blueprint.shape, len(chunk.token_ids), context),
+                "text": chunk.text,
+            }
+            for chunk in cut
+        ]
+    distinct = {row["chunk_id"]: row for row in rows}.values()
+    tokens, nbytes = sum(r["tokens"] for r in distinct), sum(r["bytes"] for r in distinct)
+    if out.json:
+        out.data({"chunks": rows, "tokens": tokens, "bytes": nbytes})
+    else:
+        out.table(
+            ["chunk", "source", "tokens", "size", "text"],
+            [
+                (
+                    row["chunk_id"][:12],
+                    shown_source(row["source"]),
+                    row["tokens"],
+                    size_text(row["bytes"]),
+                    " ".join(row["text"].split())[:60],
+                )
+                for row in rows
+            ],
+            right=["tokens", "size"],
+        )
+        out.line(
+            f"{count_text(len(rows), 'chunks')}, {count_text(tokens, 'tokens')}, "
+            f"about {size_text(nbytes)} of KV; nothing was stored"
+        )
+    if failed:
+        raise typer.Exit(1)

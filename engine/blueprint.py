@@ -1,0 +1,85 @@
+"""A model as far as it is known without its weights: enough to cut, count, lay out and look up."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from cache_store.keys import KVSpec
+from engine.config import ModelConfig, load_config
+from engine.fingerprint import model_fingerprint
+from engine.model import choose_device, choose_dtype
+from engine.rope import Rope
+from engine.template import PromptTemplate
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """dtype: "bf16", "fp16" or "fp32", what is computed and stored in."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: PromptTemplate
+    device: torch.device
+    dtype: str
+    memo: Path | None
+
+    @classmethod
+    def open(
+        cls,
+        model_dir: str | Path,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        system: str | None = None,
+        separator: str | None = None,
+        template_date: str | None = None,
+        memo: Path | None = None,
+    ) -> "Blueprint":
+        """Reads a Hugging Face directory's small files.
+
+        None takes the built-in system prompt, separator and date. memo: a file that keeps weight
+        hashes between runs. Raises NotFoundError, UsageError (not supported), IntegrityError.
+        """
+        path = Path(model_dir)
+        config = load_config(path)
+        tokenizer = Tokenizer.load(path)
+        given = {"system": system, "separator": separator, "template_date": template_date}
+        chosen = {key: value for key, value in given.items() if value is not None}
+        where = choose_device(device)
+        return cls(
+            path=path,
+            name=name or path.name,
+            config=config,
+            tokenizer=tokenizer,
+            template=PromptTemplate.load(path, tokenizer, **chosen),
+            device=where,
+            dtype=choose_dtype(dtype, config.dtype, where),
+            memo=memo,
+        )
+
+    @cached_property
+    def spec(self) -> KVSpec:
+        """What this model's stored KV is found by. Reads the weights once, to hash them."""
+        fingerprint = model_fingerprint(self.path, self.config, self.memo)
+        return self._spec(fingerprint)
+
+    @property
+    def shape(self) -> KVSpec:
+        """As `spec`, but with the fingerprint left blank: for sizes, without reading weights."""
+        return self._spec("0" * 64)
+
+    def regime(self, length: int) -> str:
+        """Length regime of a sequence of so many tokens; see `Rope.regime`."""
+        return Rope(self.config, torch.device("cpu")).regime(length)
+
+    def _spec(self, fingerprint: str) -> KVSpec:
+        c = self.config
+        return KVSpec(
+            fingerprint, self.tokenizer.fingerprint, c.layers, c.kv_heads, c.head_dim, self.dtype
+        )
