@@ -152,7 +152,7 @@ def ask(
         }
     )
     positions = None if indices is None else parse_indices(indices)
-    if positions is not None and policy is not None:
+    if positions is not None and policy not in (None, "explicit"):
         raise UsageError("--indices and --policy exclude each other", "give one of them")
     text = _question(question)
     with open_existing_store(settings) as opened:
