@@ -173,7 +173,9 @@ def test_dry_run_shows_chunks_and_touches_nothing(world: World, monkeypatch) -> 
 
 
 def test_what_does_not_fit_is_refused_before_any_work(world: World) -> None:
-    (world.docs / "big.txt").write_text("A buoy is tied to the sea bed. " * 6000)
+    (world.docs / "big.txt").write_text(
+        " ".join(f"Buoy {number} is tied to the sea bed." for number in range(2000))
+    )
     error = world.error("ingest", "docs", "--limit", "5MB", code=2)
     assert "limit" in error["message"]
     assert "cacheblend store limit" in error["hint"]
