@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -292,7 +292,7 @@ class ChunkStore:
             raise StoreFullError(
                 f"the store at {self.path} would need a limit of {needed} bytes; it is "
                 f"{self.limit}",
-                f"set it: cacheblend store limit {round_up(needed)}",
+                f"set it: cacheblend store limit {size_with_slack(needed)}",
             )
 
     def used_bytes(self) -> int:
@@ -350,14 +350,19 @@ class ChunkStore:
         """Keys of the entries that were stored under the id of a chunk's text."""
         return [m.key for group in self._index.groups_of(chunk_id) for m in group.members]
 
-    def verify(self, repair: bool = False) -> VerifyReport:
+    def verify(
+        self, repair: bool = False, on_bytes: Callable[[int], None] = lambda done: None
+    ) -> VerifyReport:
         """Reads every byte of every entry and compares index, files and lists of entries.
 
         repair: removes damaged entries and files that belong to none, and puts lists right.
+        on_bytes: told the bytes of entries read so far.
         """
         if repair:
             self._require_writable()
-        return verify_store(self.path, self._index, self._space, self.catalog, repair=repair)
+        return verify_store(
+            self.path, self._index, self._space, self.catalog, repair=repair, on_bytes=on_bytes
+        )
 
     def stats(self) -> StoreStats:
         """The store in numbers."""
