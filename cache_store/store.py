@@ -401,3 +401,8 @@ class ChunkStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def size_with_slack(needed: int) -> int:
+    """A limit to advise: index and catalog grow a little between the advice and the writing."""
+    return round_up(needed + needed // 50 + 2**20)
