@@ -255,6 +255,10 @@ class Catalog:
             )
         return found[0]
 
+    def places(self, chunk_id: str) -> list[ChunkInfo]:
+        """Every place of a chunk, given its whole id, in the documents' order."""
+        return self._chunks("WHERE chunk_id = ? ORDER BY place, chunk.source, ordinal", (chunk_id,))
+
     def known_chunks(self, chunk_ids: Iterable[str]) -> set[str]:
         """Those of the chunk ids that some document has."""
         wanted = list(set(chunk_ids))

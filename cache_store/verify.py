@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,13 @@ class _Findings:
 
 
 def verify_store(
-    root: Path, index: Index, space: Space, catalog: Catalog, *, repair: bool
+    root: Path,
+    index: Index,
+    space: Space,
+    catalog: Catalog,
+    *,
+    repair: bool,
+    on_bytes: Callable[[int], None],
 ) -> VerifyReport:
     """Checks databases, entries, groups and files of the store at `root`, in that order.
 
@@ -48,7 +55,7 @@ def verify_store(
             findings.add(str(where.relative_to(root)), what)
     if findings.problems:  # nothing else can be asked of a damaged database
         return VerifyReport(0, 0, tuple(findings.problems))
-    _check_entries(index, space, findings, repair)
+    _check_entries(index, space, findings, repair, on_bytes)
     _check_groups(index, findings, repair)
     _check_files(root, index, findings, repair)
     return VerifyReport(
@@ -56,8 +63,14 @@ def verify_store(
     )
 
 
-def _check_entries(index: Index, space: Space, findings: _Findings, repair: bool) -> None:
-    strange = 0
+def _check_entries(
+    index: Index,
+    space: Space,
+    findings: _Findings,
+    repair: bool,
+    on_bytes: Callable[[int], None],
+) -> None:
+    strange = done = 0
     for row in index.entries():
         findings.checked += 1
         if isinstance(row, IntegrityError):
@@ -81,6 +94,7 @@ def _check_entries(index: Index, space: Space, findings: _Findings, repair: bool
                 findings.repaired += 1
         else:
             findings.sound[row.key] = header
+        on_bytes(done := done + row.size)
     if repair and strange:
         findings.repaired += index.delete_strange_rows()
 

@@ -1,0 +1,145 @@
+"""What a store holds, joined for `cacheblend store`: documents, their chunks, their entries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from cache_store.catalog import ChunkInfo, DocumentInfo
+from cache_store.store import ChunkStore, EntryInfo
+from cbcli.session import shown_source
+from cbcli.text import one_line, shorten
+from cbcli.units import count_text, size_text
+
+SHOWN_DIGITS = 12
+BEGINNING = 48  # columns of a chunk's text in the list
+
+
+class StoreListing:
+    """What is stored, joined: documents, their chunks, and the entries of each."""
+
+    def __init__(self, store: ChunkStore) -> None:
+        self.store = store
+        self.documents = store.catalog.documents()
+        self.chunks = store.catalog.chunks()
+        self.entries = list(store.entries())
+        self.by_chunk: dict[str, list[EntryInfo]] = {}
+        for entry in self.entries:
+            self.by_chunk.setdefault(entry.chunk_id, []).append(entry)
+        models = {entry.spec.model for entry in self.entries}
+        self.given_names = {model: store.catalog.model_name(model) for model in models}
+        self.names = {
+            model: name or model[:SHOWN_DIGITS] for model, name in self.given_names.items()
+        }
+
+    def chunk_rows(self) -> Iterator[list[str]]:
+        """One row a chunk and model; one for a chunk that isn't cached."""
+        for chunk in self.chunks:
+            entries = self.by_chunk.get(chunk.chunk_id, [])
+            start = [
+                chunk.chunk_id[:SHOWN_DIGITS],
+                shown_source(chunk.source),
+                count_text(chunk.tokens),
+            ]
+            text = shorten(one_line(chunk.text.strip()), BEGINNING)
+            for model in sorted({self.names[entry.spec.model] for entry in entries}):
+                nbytes = sum(e.nbytes for e in entries if self.names[e.spec.model] == model)
+                yield [*start, size_text(nbytes), model, "yes", text]
+            if not entries:
+                yield [*start, "", "", "no", text]
+
+    def document_rows(self) -> Iterator[list[str]]:
+        chunks_of: dict[str, list[str]] = {}
+        for chunk in self.chunks:
+            chunks_of.setdefault(chunk.source, []).append(chunk.chunk_id)
+        for document in self.documents:
+            ids = chunks_of.get(document.source, [])
+            yield [
+                shown_source(document.source),
+                count_text(document.chunks),
+                count_text(sum(1 for chunk_id in ids if chunk_id in self.by_chunk)),
+                count_text(document.tokens),
+                size_text(sum(e.nbytes for i in set(ids) for e in self.by_chunk.get(i, []))),
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(document.ingested_at)),
+            ]
+
+    def entry_lines(self, chunk_id: str) -> list[str]:
+        """What is stored of a chunk, one line an entry."""
+        return [
+            f"yes, for {self.names[e.spec.model]} ({e.spec.dtype}), {size_text(e.nbytes)}, behind "
+            f"{count_text(e.context_tokens, 'tokens')}, used {plural(e.hits, 'time', 'times')}"
+            for e in self.by_chunk.get(chunk_id, [])
+        ]
+
+    def summary(self) -> str:
+        cached = sum(1 for chunk in self.chunks if chunk.chunk_id in self.by_chunk)
+        known = {chunk.chunk_id for chunk in self.chunks}
+        others = sum(1 for entry in self.entries if entry.chunk_id not in known)
+        text = (
+            f"{plural(len(self.documents), 'document', 'documents')}, "
+            f"{plural(len(self.chunks), 'chunk', 'chunks')}, {count_text(cached)} cached"
+        )
+        return f"{text}; {plural(others, 'entry', 'entries')} of no chunk here" if others else text
+
+    def described(self) -> dict[str, Any]:
+        """All of it for --json; sizes in bytes, times in seconds since the epoch."""
+        known = {chunk.chunk_id for chunk in self.chunks}
+        return {
+            "store": str(self.store.path),
+            "documents": [described_document(document) for document in self.documents],
+            "chunks": [self.chunk(chunk) for chunk in self.chunks],
+            "other_entries": [self._entry(e) for e in self.entries if e.chunk_id not in known],
+        }
+
+    def chunk(self, chunk: ChunkInfo) -> dict[str, Any]:
+        entries = self.by_chunk.get(chunk.chunk_id, [])
+        return {
+            "chunk_id": chunk.chunk_id,
+            **described_place(chunk),
+            "tokens": chunk.tokens,
+            "cached": bool(entries),
+            "bytes": sum(entry.nbytes for entry in entries),
+            "entries": [self._entry(entry) for entry in entries],
+        }
+
+    def _entry(self, entry: EntryInfo) -> dict[str, Any]:
+        spec = entry.spec
+        return {
+            "key": entry.key,
+            "model": {"name": self.given_names[spec.model], "fingerprint": spec.model},
+            "dtype": spec.dtype,
+            "tokens": entry.tokens,
+            "context_tokens": entry.context_tokens,
+            "regime": entry.regime,
+            "bytes": entry.nbytes,
+            "hits": entry.hits,
+            "stored_at": entry.stored_at,
+            "used_at": entry.used_at,
+        }
+
+
+def described_document(info: DocumentInfo) -> dict[str, Any]:
+    """A document for --json; how it was cut as an object."""
+    described = asdict(info)
+    with contextlib.suppress(ValueError):
+        described["settings"] = json.loads(info.settings)
+    return described
+
+
+def described_place(chunk: ChunkInfo) -> dict[str, Any]:
+    """Where a chunk is, for --json; start and end in characters."""
+    return {
+        "source": chunk.source,
+        "ordinal": chunk.ordinal,
+        "start": chunk.start,
+        "end": chunk.end,
+    }
+
+
+def plural(count: int, one: str, several: str) -> str:
+    """A count and its noun: "1 entry", "2 entries"."""
+    return count_text(count, one if count == 1 else several)
