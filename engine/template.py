@@ -34,7 +34,8 @@ DEFAULT_SEPARATOR = "\n\n"
 DEFAULT_DATE = "2024-07-26"
 
 _SYSTEM, _DOCUMENTS, _QUESTION = "CACHEBLENDSYSTEM", "CACHEBLENDDOCUMENTS", "CACHEBLENDQUESTION"
-_BEFORE_QUESTION = "\n\nQuestion: "
+# Small models run on where the question alone follows the documents; told so, they stop.
+_BEFORE_QUESTION = "\n\nUsing the documents above, answer briefly.\nQuestion: "
 _PLAIN_ANSWER = "\nAnswer:"
 
 

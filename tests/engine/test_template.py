@@ -123,7 +123,7 @@ def shown(tokenizer: Tokenizer, prompt: PromptTemplate) -> tuple[str, str]:
     )
 
 
-ASKED = "\n\nQuestion: Who signs?"
+ASKED = "\n\nUsing the documents above, answer briefly.\nQuestion: Who signs?"
 FORMS = {
     "chatml": (
         CHATML,
@@ -133,7 +133,7 @@ FORMS = {
     "llama2": (LLAMA2, f"<s>[INST] <<SYS>>\n{SYSTEM}\n<</SYS>>\n\n", f"{ASKED} [/INST]"),
     "llama3": (
         LLAMA3,
-        "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 01 Jan 2025\n\n"
+        "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul 2024\n\n"
         f"{SYSTEM}<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n",
         f"{ASKED}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
@@ -230,8 +230,8 @@ def test_default_system_prompt(tmp_path: Path) -> None:
 
 
 def test_the_day_is_pinned(tmp_path: Path) -> None:
-    prompt, tokenizer = load(tmp_path, LLAMA3, template_date="2024-07-26")
-    assert "Today Date: 26 Jul 2024" in shown(tokenizer, prompt)[0]
+    prompt, tokenizer = load(tmp_path, LLAMA3, template_date="2025-02-03")
+    assert "Today Date: 03 Feb 2025" in shown(tokenizer, prompt)[0]
     with pytest.raises(UsageError, match="26 July"):
         load(tmp_path, LLAMA3, template_date="26 July")
 
