@@ -52,6 +52,7 @@ class ChunkStore:
         self.path = path
         self.read_only = read_only
         self.damaged: list[str] = []
+        self._passed_over: set[str] = set()
         self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
         databases = (self._index.path, path / CATALOG_NAME)
         self._space = Space(path, self._index, databases)
@@ -171,6 +172,8 @@ class ChunkStore:
 
     def _sound_header(self, key: str) -> EntryHeader | None:
         """The header of an entry whose file is there, whole and readable; layers unchecked."""
+        if key in self._passed_over:
+            return None
         try:
             row = self._index.entry(key)
             return read_header(row.path) if row else None
@@ -205,7 +208,7 @@ class ChunkStore:
         Raises StoreFullError where it doesn't fit, even after eviction, UsageError for a store
         open for reading, ValueError for layers of another shape.
         """
-        self._require_writable()
+        self.require_writable()
         header = EntryHeader(spec, tuple(token_ids), tuple(context), regime, chunk_id)
         key = header.key
         if self._is_there(key):
@@ -238,8 +241,13 @@ class ChunkStore:
         return header is not None and header.key == key
 
     def discard(self, key: str) -> int:
-        """Removes an entry, damaged or not, and returns the bytes that are free now."""
-        self._require_writable()
+        """Removes an entry, damaged or not, and returns the bytes that are free now.
+
+        In a store open for reading it stays, and this process passes over it from now on.
+        """
+        if self.read_only:
+            self._passed_over.add(key)
+            return 0
         with self._index.transaction():
             try:
                 row = self._index.entry(key)
@@ -265,7 +273,8 @@ class ChunkStore:
         finally:
             self._space.let_go(held)
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Raises UsageError for a store that is open for reading only."""
         if self.read_only:
             raise UsageError(
                 f"the store at {self.path} is open for reading only",
@@ -311,7 +320,7 @@ class ChunkStore:
         Raises UsageError for one below `MIN_LIMIT`, StoreFullError where entries in use leave
         the store larger.
         """
-        self._require_writable()
+        self.require_writable()
         check_limit(limit_bytes)
         before = self.limit
         self._index.set_limit(limit_bytes)
@@ -359,7 +368,7 @@ class ChunkStore:
         on_bytes: told the bytes of entries read so far.
         """
         if repair:
-            self._require_writable()
+            self.require_writable()
         return verify_store(
             self.path, self._index, self._space, self.catalog, repair=repair, on_bytes=on_bytes
         )

@@ -263,6 +263,7 @@ def _writing(store_dir: str | None) -> Iterator[ChunkStore]:
     where = _settings(store_dir).store
     ChunkStore.open(where, read_only=True).close()
     with ChunkStore.open(where) as store:
+        store.require_writable()
         yield store
 
 

@@ -413,7 +413,7 @@ def test_read_only_touches_nothing_and_writes_nothing(store: ChunkStore) -> None
         assert reader.contains(SPEC, (1, 2), CONTEXT)
         for write in (
             lambda: put(reader, (3,)),
-            lambda: reader.discard(key),
+            lambda: reader.require_writable(),
             lambda: reader.set_limit(2**30),
             lambda: reader.verify(repair=True),
         ):
@@ -422,6 +422,21 @@ def test_read_only_touches_nothing_and_writes_nothing(store: ChunkStore) -> None
         with pytest.raises(CacheblendError):
             reader.catalog.name_model("f", "n")
     assert store.contains(SPEC, IDS, CONTEXT)
+
+
+def test_what_is_discarded_where_nothing_can_be_removed_is_passed_over(store: ChunkStore) -> None:
+    """So that damage found in a layer is a miss the second time, there too."""
+    best, other = put(store, IDS, (1, 2)), put(store, IDS, (1,))
+    with ChunkStore.open(store.path, read_only=True) as reader:
+        match = reader.find(SPEC, IDS, (1, 2))
+        assert match is not None
+        assert match.key == best
+        assert reader.discard(best) == 0
+        match = reader.find(SPEC, IDS, (1, 2))
+        assert match is not None
+        assert match.key == other
+        assert not reader.contains(SPEC, IDS, (1, 2))
+    assert store.contains(SPEC, IDS, (1, 2))
 
 
 def test_a_read_only_store_without_a_catalog_has_an_empty_one(tmp_path: Path) -> None:

@@ -322,6 +322,15 @@ def test_looking_changes_nothing(store: Filled) -> None:
     assert state() == before
 
 
+def test_nothing_is_removed_where_nothing_can_be_written(
+    store: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cache_store.store.is_writable", lambda folder: False)
+    for args in (("rm", PLAN), ("rm", "--all", "--yes"), ("verify", "--repair"), ("limit", "1GB")):
+        assert "reading only" in store.error(*args, code=2)["message"]
+    assert store.json("stats")["entries"] == 4
+
+
 def test_the_store_of_the_settings_is_used(store: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHEBLEND_STORE", str(store.path))
     assert run("store", "path").stdout == f"{store.path}\n"
