@@ -1,5 +1,7 @@
 """Exact causal attention by absolute position, for any increasing set of query positions."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -8,53 +10,95 @@ import torch.nn.functional as F
 BLOCK = 128
 
 
+@dataclass(frozen=True)
+class Block:
+    """Queries [start, end) of a plan, which see keys [first, last) of the cache but what `mask`
+    forbids: additive [end - start, last - first], or None where all of them see all."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    mask: torch.Tensor | None
+
+
+class AttentionPlan:
+    """Which keys each query may see, worked out once and used at every layer.
+
+    positions: strictly increasing, on the host. A query at p sees keys max(0, p - window + 1)..p,
+    all of them and no later one, whatever else is in the cache.
+    """
+
+    def __init__(self, positions: list[int], device: torch.device, dtype: torch.dtype) -> None:
+        self.bounds = positions
+        self.positions = torch.tensor(positions, device=device)
+        self._dtype = dtype
+        self._blocks: dict[int | None, list[Block]] = {}
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def last(self, count: int) -> "AttentionPlan":
+        """The plan of the last `count` queries alone."""
+        return AttentionPlan(self.bounds[-count:], self.positions.device, self._dtype)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether these are positions 0..T-1: plain causal attention without a window."""
+        return self.bounds[-1] == len(self.bounds) - 1
+
+    def blocks(self, window: int | None) -> list[Block]:
+        """The blocks of queries under a sliding window (None: attend to everything before)."""
+        if window not in self._blocks:
+            self._blocks[window] = [
+                self._block(start, min(start + BLOCK, len(self)), window)
+                for start in range(0, len(self), BLOCK)
+            ]
+        return self._blocks[window]
+
+    def _block(self, start: int, end: int, window: int | None) -> Block:
+        first = 0 if window is None else max(0, self.bounds[start] - window + 1)
+        last = self.bounds[end - 1] + 1
+        if end - start == 1:  # its keys end at its own position and begin in its window
+            return Block(start, end, first, last, None)
+        # By position, never by the queries' place in the block: aligned to the bottom right,
+        # scattered queries would see the future.
+        keys = torch.arange(first, last, device=self.positions.device)
+        queries = self.positions[start:end, None]
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        mask = torch.zeros(hidden.shape, device=keys.device, dtype=self._dtype)
+        return Block(start, end, first, last, mask.masked_fill_(hidden, -torch.inf))
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    positions: torch.Tensor,
-    bounds: list[int],
+    plan: AttentionPlan,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Attention of queries at scattered positions over one layer's KV cache.
+    """Attention of the plan's queries over one layer's KV cache.
 
     q: [T, heads, head_dim], rotated; k, v: [kv_heads, N, head_dim], k rotated, row i at position
-    i; positions: int64 [T], strictly increasing, on q's device; bounds: the same as a list (no
-    device sync here). A query at p sees keys max(0, p - window + 1)..p, all of them and no later
-    one, whatever else is in the cache. Returns [T, heads * head_dim].
-
-    The mask is by position, never by the queries' place in the block: aligned to the bottom
-    right, scattered queries would see the future.
+    i. Returns [T, heads * head_dim].
     """
     tokens = q.shape[0]
     queries = q.transpose(0, 1)[None]  # [1, heads, T, head_dim]
-    if window is None and bounds[-1] == tokens - 1:  # 0..T-1: plain causal prefill
+    if window is None and plan.is_prefill:
         out = F.scaled_dot_product_attention(
             queries, k[None, :, :tokens], v[None, :, :tokens], is_causal=True, enable_gqa=True
         )
         return out[0].transpose(0, 1).reshape(tokens, -1)
     out = q.new_empty(q.shape)
-    for start in range(0, tokens, BLOCK):
-        end = min(start + BLOCK, tokens)
-        last = bounds[end - 1] + 1
-        first = 0 if window is None else max(0, bounds[start] - window + 1)
-        # A lone query sees the whole slice: it ends at its own position and begins in its window.
-        mask = None if end - start == 1 else _mask(positions[start:end], first, last, window)
-        block = F.scaled_dot_product_attention(
-            queries[:, :, start:end],
-            k[None, :, first:last],
-            v[None, :, first:last],
-            attn_mask=mask,
+    for block in plan.blocks(window):
+        part = F.scaled_dot_product_attention(
+            queries[:, :, block.start : block.end],
+            k[None, :, block.first : block.last],
+            v[None, :, block.first : block.last],
+            attn_mask=block.mask,
             enable_gqa=True,
         )
-        out[start:end] = block[0].transpose(0, 1)
+        out[block.start : block.end] = part[0].transpose(0, 1)
     return out.view(tokens, -1)
-
-
-def _mask(positions: torch.Tensor, first: int, last: int, window: int | None) -> torch.Tensor:
-    """bool [T, last - first]: which keys each query sees."""
-    keys = torch.arange(first, last, device=positions.device)
-    seen = keys <= positions[:, None]
-    if window is not None:
-        seen &= keys > positions[:, None] - window
-    return seen

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from cache_store.errors import UsageError
+from engine.attention import AttentionPlan
 from engine.forward import Tables
 from engine.kv_cache import KVCache
 from engine.loader import LayerLoader, LoadedSegment
@@ -121,9 +122,9 @@ class _Blend:
             with self.watch.recompute:
                 if layer == last_layer:  # only the first output token is left to know
                     x, normed = x[-1:], normed[-1:]
-                    self._keep_last()
+                    self._set_plan(self.plan.last(1))  # the suffix's end, always computed
                 q = model.rotated(layer, model.queries(layer, normed), self.rows)
-                attention = model.attend(layer, q, self.cache, self.positions, self.bounds)
+                attention = model.attend(layer, q, self.cache, self.plan)
                 x = model.finish(layer, x, attention)
         with self.watch.recompute:
             self.cache.length = len(token_ids)
@@ -133,14 +134,11 @@ class _Blend:
     def _set_current(self, chosen: list[int]) -> None:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
         self.chosen = chosen
-        self.bounds = sorted(self.always + chosen)
-        self.positions = torch.tensor(self.bounds, device=self.model.device)
-        self.rows = (self.tables[0][self.positions], self.tables[1][self.positions])
+        self._set_plan(self.model.plan(sorted(self.always + chosen)))
 
-    def _keep_last(self) -> None:
-        """The prompt's last token alone; it belongs to the suffix, so it is always current."""
-        self.bounds, self.positions = self.bounds[-1:], self.positions[-1:]
-        self.rows = (self.rows[0][-1:], self.rows[1][-1:])
+    def _set_plan(self, plan: AttentionPlan) -> None:
+        self.plan, self.positions = plan, plan.positions
+        self.rows = (self.tables[0][plan.positions], self.tables[1][plan.positions])
 
     def _place(self, layer: int, loaded: list[LoadedSegment], *, exact_only: bool) -> None:
         """Puts stored K, rotated to where it now stands, and V into the KV cache."""

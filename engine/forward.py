@@ -31,8 +31,7 @@ def forward(
     tokens, start = len(token_ids), cache.length
     end = start + tokens
     wanted = tokens if last is None else min(last, tokens)
-    bounds = list(range(start, end))
-    positions = torch.arange(start, end, device=model.device)
+    plan = model.plan(list(range(start, end)))
     x = model.embed(torch.tensor(token_ids, device=model.device))
     rows = (tables[0][start:end], tables[1][start:end])
     for layer in range(model.config.layers):
@@ -46,10 +45,9 @@ def forward(
         if layer == model.config.layers - 1 and wanted < tokens:
             if wanted == 0:
                 break
-            skip = tokens - wanted
-            x, normed, bounds = x[skip:], normed[skip:], bounds[skip:]
-            positions, rows = positions[skip:], (rows[0][skip:], rows[1][skip:])
+            x, normed, plan = x[-wanted:], normed[-wanted:], plan.last(wanted)
+            rows = (rows[0][-wanted:], rows[1][-wanted:])
         q = model.rotated(layer, model.queries(layer, normed), rows)
-        x = model.finish(layer, x, model.attend(layer, q, cache, positions, bounds))
+        x = model.finish(layer, x, model.attend(layer, q, cache, plan))
     cache.length = end
     return model.logits(x) if wanted else x.new_empty((0, model.config.vocab), dtype=torch.float32)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cache_store.errors import UsageError
-from engine.attention import attend
+from engine.attention import AttentionPlan, attend
 from engine.config import ModelConfig, load_config
 from engine.kv_cache import KVCache
 from engine.rope import Rope, rotate
@@ -28,7 +28,6 @@ class Decoder:
         self.device = weights.embed.device
         self.dtype = weights.embed.dtype
         self.rope = Rope(config, self.device)
-        self._activation = F.silu if config.activation == "silu" else self._gelu
 
     @classmethod
     def load(cls, model_dir: Path, device: str = "auto", dtype: str = "auto") -> "Decoder":
@@ -38,7 +37,10 @@ class Decoder:
         kind = DTYPES[choose_dtype(dtype, config.dtype, where)]
         return cls(config, load_weights(model_dir, config, where, kind))
 
-    def _gelu(self, x: torch.Tensor) -> torch.Tensor:
+    def _activate(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP's activation, in place where torch can."""
+        if self.config.activation == "silu":
+            return F.silu(x, inplace=True)
         tanh = self.config.activation == "gelu_pytorch_tanh"
         return F.gelu(x, approximate="tanh" if tanh else "none")
 
@@ -78,25 +80,22 @@ class Decoder:
             return rotate(x, *tables, out=out)
         return x if out is None else out.copy_(x)
 
+    def plan(self, positions: list[int]) -> AttentionPlan:
+        """Attention of tokens at these increasing positions, for every layer."""
+        return AttentionPlan(positions, self.device, self.dtype)
+
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        cache: KVCache,
-        positions: torch.Tensor,
-        bounds: list[int],
+        self, layer: int, q: torch.Tensor, cache: KVCache, plan: AttentionPlan
     ) -> torch.Tensor:
-        """Attention of rotated queries over the cache; see `engine.attention.attend`."""
-        return attend(
-            q, cache.k[layer], cache.v[layer], positions, bounds, self.config.windows[layer]
-        )
+        """Attention of the plan's rotated queries over the cache, [T, heads * head_dim]."""
+        return attend(q, cache.k[layer], cache.v[layer], plan, self.config.windows[layer])
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """Residual stream after a layer's output projection and MLP, [T, hidden]."""
         w = self.weights.layers[layer]
         x = x + F.linear(attention, w.o, w.o_bias)
         normed = self._rms(x, w.post_norm)
-        gate = self._activation(F.linear(normed, w.gate, w.gate_bias))
+        gate = self._activate(F.linear(normed, w.gate, w.gate_bias))
         return x + F.linear(gate.mul_(F.linear(normed, w.up, w.up_bias)), w.down, w.down_bias)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +103,12 @@ class Decoder:
         return F.linear(self._rms(x, self.weights.norm), self.weights.head).float()
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+        """RMSNorm over the last dimension, in float32, rounded once; torch's own is several times
+        slower on a CPU."""
+        y = x.to(torch.float32, copy=True)
+        size = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        scale = size.square_().div_(x.shape[-1]).add_(self.config.rms_norm_eps).rsqrt_()
+        return y.mul_(scale).mul_(weight.float()).to(x.dtype)
 
 
 def choose_device(name: str) -> torch.device:

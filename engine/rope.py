@@ -36,7 +36,8 @@ class Rope:
     def tables(self, length: int, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for positions 0..max(length, reach)-1 in the regime of `length`.
 
-        Each is float32 [positions, dim/2], scaled by the kind's attention factor. `reach` lets a
+        Each is float32 [positions, dim], as `rotate` takes them: both halves hold the same angles,
+        and sin's first half is negated. Scaled by the kind's attention factor. `reach` lets a
         sequence grow (decoding) without leaving the regime it began in.
         """
         regime = self.regime(length)
@@ -47,9 +48,10 @@ class Rope:
                 self.config, self.dim, self.max_positions, length
             )
             angles = torch.outer(torch.arange(rows, dtype=torch.float32), frequencies)
+            cos, sin = angles.cos() * scale, angles.sin() * scale
             known = (
-                (angles.cos() * scale).to(self.device),
-                (angles.sin() * scale).to(self.device),
+                torch.cat([cos, cos], -1).to(self.device),
+                torch.cat([-sin, sin], -1).to(self.device),
             )
             if regime.startswith("ntk-"):  # one per length: keep just the last
                 self._tables = {k: v for k, v in self._tables.items() if not k.startswith("ntk-")}
@@ -60,19 +62,20 @@ class Rope:
 def rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Rotates `x` [tokens, heads, head_dim] by cos and sin [tokens, dim/2], float32.
+    """Rotates `x` [tokens, heads, head_dim] by cos and sin [tokens, dim] (`Rope.tables`).
 
     The products are formed in float32 and rounded once to `x`'s type. Dimensions past `dim` are
     copied. `out` (same shape, any strides, e.g. a slice of the KV cache) receives the result.
     """
     out = torch.empty_like(x) if out is None else out
-    half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    out[..., :half] = first * cos - second * sin
-    out[..., half : 2 * half] = second * cos + first * sin
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
+    dim = cos.shape[-1]
+    turned = x[..., :dim].to(torch.float32, copy=True)
+    swapped = torch.cat([turned[..., dim // 2 :], turned[..., : dim // 2]], -1)
+    turned.mul_(cos[:, None]).addcmul_(swapped, sin[:, None])
+    if dim == x.shape[-1]:
+        return out.copy_(turned)
+    out[..., :dim] = turned
+    out[..., dim:] = x[..., dim:]
     return out
 
 

@@ -130,8 +130,8 @@ def test_reuse_keeps_stored_values_and_turns_stored_keys(world: World) -> None:
                 rows = slice(segment.start, segment.end)
                 turned = torch.cat(
                     [
-                        k0[..., :4] * cos[rows, None] - k0[..., 4:] * sin[rows, None],
-                        k0[..., 4:] * cos[rows, None] + k0[..., :4] * sin[rows, None],
+                        k0[..., :4] * cos[rows, None, :4] - k0[..., 4:] * sin[rows, None, 4:],
+                        k0[..., 4:] * cos[rows, None, 4:] + k0[..., :4] * sin[rows, None, 4:],
                     ],
                     -1,
                 )
