@@ -237,7 +237,7 @@ class Engine:
 
     def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
         """Stores what missed, computed alone behind the prompt's own prefix."""
-        if self.store is None:
+        if self.store is None or self.store.read_only:
             return ()
         missing = [s.segment for s in found if s.status == "miss"]
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cache_store.keys import KVSpec
+from cache_store.keys import DType, KVSpec
 from engine.config import ModelConfig, load_config
 from engine.fingerprint import model_fingerprint
 from engine.model import choose_device, choose_dtype
@@ -17,7 +17,7 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: "bf16", "fp16" or "fp32", what is computed and stored in."""
+    """dtype: what is computed and stored in."""
 
     path: Path
     name: str
@@ -25,7 +25,7 @@ class Blueprint:
     tokenizer: Tokenizer
     template: PromptTemplate
     device: torch.device
-    dtype: str
+    dtype: DType
     memo: Path | None
 
     @classmethod

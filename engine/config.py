@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import NotFoundError, UsageError
+from cache_store.keys import DType
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -93,7 +94,7 @@ class ModelConfig:
     rope_layers: tuple[bool, ...]  # False: a layer without RoPE
     windows: tuple[int | None, ...]  # sliding window per layer, None: attends to everything
     eos_ids: tuple[int, ...]
-    dtype: str  # the checkpoint's own: "bf16", "fp16" or "fp32"
+    dtype: DType  # the checkpoint's own
 
     @property
     def context(self) -> int:
@@ -316,9 +317,9 @@ def _ids(*values: Any) -> tuple[int, ...]:
     return ()
 
 
-def _dtype(raw: Mapping[str, Any], where: str) -> str:
+def _dtype(raw: Mapping[str, Any], where: str) -> DType:
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    known = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    known: dict[str, DType] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     if name not in known:
         raise UsageError(f"{where}: weights of type {name} are not supported")
     return known[name]

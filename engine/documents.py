@@ -57,7 +57,7 @@ _KINDS = [
 class Document:
     """Text as chunks are cut from it: decoded, without byte-order mark, lines ended by LF.
 
-    source: the path as the user knows it, or the name given to standard input.
+    source: the absolute path, or the name given to standard input.
     digest: blake3 hex of the text, so other bytes with the same text are the same document.
     """
 
@@ -286,14 +286,9 @@ def _decode_as(raw: bytes, encoding: str) -> str | None:
 
 
 def _source(path: Path) -> str:
-    """The path as the user knows it: relative where it lies beneath the current folder, with
-    forward slashes, and printable whatever bytes the name has."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):  # no current folder, or another drive
-        relative = os.pardir
-    outside = relative == os.pardir or relative.startswith(os.pardir + os.sep)
-    return _shown(os.fspath(path) if outside else relative)
+    """The absolute path, links in it kept, with forward slashes and printable whatever bytes the
+    name has: the same file is the same document from whichever folder it is ingested."""
+    return _shown(os.path.abspath(path))  # noqa: PTH100 - Path.absolute() keeps `..`
 
 
 def _shown(path: str) -> str:

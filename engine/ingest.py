@@ -205,13 +205,10 @@ def run_ingest(
 
 def _drop(store: ChunkStore, names: set[str], report: IngestReport) -> None:
     """Removes the KV of chunks that no document has any more."""
-    if names:
-        names = names - {chunk.chunk_id for chunk in store.catalog.chunks()}
-    if not names:
-        return
-    for key in [entry.key for entry in store.entries() if entry.chunk_id in names]:
-        report.dropped_bytes += store.discard(key)
-    report.dropped_chunks += len(names)
+    for name in names - store.catalog.known_chunks(names):
+        for key in store.keys_of_chunk(name):
+            report.dropped_bytes += store.discard(key)
+        report.dropped_chunks += 1
 
 
 def _chunk_text(chunk: Chunk) -> ChunkText:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ class LayerLoader:
             for source in sources:
                 if source.match is not None and store is not None:
                     key = source.match.key
-                    self._open.append((source, key, _guard(key, lambda k=key: store.open_entry(k))))
+                    self._open.append((source, key, _guard(key, partial(store.open_entry, key))))
         except DamagedSource:
             self.close()
             raise
@@ -75,7 +76,7 @@ class LayerLoader:
                 exact = source.status == "exact"
                 if exact_only and not exact:
                     continue
-                k, v = _guard(key, lambda r=reader: r.layer(index))
+                k, v = _guard(key, partial(reader.layer, index))
                 self.bytes_loaded += k.nbytes + v.nbytes
                 segment = source.segment
                 loaded.append(

@@ -6,13 +6,18 @@ import torch
 import torch.nn.functional as F
 
 from cache_store.errors import UsageError
+from cache_store.keys import DType
 from engine.attention import AttentionPlan, attend
 from engine.config import ModelConfig, load_config
 from engine.kv_cache import KVCache
 from engine.rope import Rope, rotate
 from engine.weights import Weights, load_weights
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES: dict[DType, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 
 
 class Decoder:
@@ -132,12 +137,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, checkpoint: str, device: torch.device) -> str:
+def choose_dtype(name: str, checkpoint: DType, device: torch.device) -> DType:
     """`auto` is the checkpoint's own type, or fp32 on a CPU that has no fast bf16."""
     if name != "auto":
-        if name not in DTYPES:
+        known = next((dtype for dtype in DTYPES if dtype == name), None)
+        if known is None:
             raise UsageError(f"--dtype {name}: unknown", "use auto, bf16, fp16 or fp32")
-        return name
+        return known
     if device.type != "cpu" or checkpoint == "fp32":
         return checkpoint
     fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # AVX-512 or better

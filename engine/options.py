@@ -56,11 +56,12 @@ class BlendOptions:
         strict_context: bool = False,
     ) -> "BlendOptions":
         """Checks everything that needs no model. Raises UsageError."""
-        if mode not in MODES:
+        known = next((name for name in MODES if name == mode), None)
+        if known is None:
             raise UsageError(f"mode {mode!r} is unknown", "use one of " + ", ".join(MODES))
         layers = (check_layers,) if isinstance(check_layers, int) else tuple(check_layers)
-        single = isinstance(ratio, str | float | int | Decimal)
-        ratios = tuple(parse_ratio(r) for r in ([ratio] if single else ratio))  # type: ignore[list-item,union-attr]
+        given = (ratio,) if isinstance(ratio, str | float | int | Decimal) else tuple(ratio)
+        ratios = tuple(parse_ratio(item) for item in given)
         if not layers or not ratios:
             raise UsageError("at least one check layer and one ratio are needed")
         if 0 in layers:
@@ -86,7 +87,7 @@ class BlendOptions:
             raise UsageError(f"min_tokens must not be negative, not {min_tokens}")
         make_policy(policy, seed=seed, indices=indices)
         chosen = None if indices is None else tuple(sorted(set(indices)))
-        return cls(mode, policy, ratios, layers, chosen, min_tokens, seed, strict_context)  # type: ignore[arg-type]
+        return cls(known, policy, ratios, layers, chosen, min_tokens, seed, strict_context)
 
     @property
     def computes_all(self) -> bool:

@@ -66,7 +66,7 @@ class Precomputer:
 
 def _buffer(x: torch.Tensor) -> memoryview:
     """A tensor's bytes; bf16 has no buffer type of its own, so it goes as bytes."""
-    return memoryview(x.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return x.detach().cpu().contiguous().view(torch.uint8).numpy().data
 
 
 class ChunkWriter:

@@ -22,7 +22,10 @@ class LayerReader(Protocol):
 
 
 class KVStore(Protocol):
-    """What the engine needs of a store; `cache_store.ChunkStore` is one."""
+    """What the engine needs of a store; `cache_store.store.ChunkStore` is one."""
+
+    @property
+    def read_only(self) -> bool: ...
 
     def find(
         self,

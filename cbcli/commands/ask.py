@@ -267,14 +267,14 @@ def _require_usable(
 
     Raises NotFoundError naming that model.
     """
-    if settings.mode == "full":
+    prefix, spec = blueprint.template.prefix, blueprint.spec
+    encode = blueprint.tokenizer.encode
+    if settings.mode == "full" or any(store.find(spec, encode(c.text), prefix) for c in chunks):
         return
     wanted = {chunk.chunk_id for chunk in chunks}
     others: set[str] = set()
     for entry in store.entries():
-        if entry.chunk_id in wanted:
-            if entry.spec == blueprint.spec:
-                return
+        if entry.chunk_id in wanted and entry.spec != spec:
             name = store.catalog.model_name(entry.spec.model) or entry.spec.model[:12]
             others.add(f"{name} ({entry.spec.dtype})")
     if others:
@@ -313,7 +313,7 @@ def _answer(
         blend=blend,
         sampling=sampling,
         compare=compare,
-        save=settings.save and not store.read_only,
+        save=settings.save,
         on_text=None if out.json else out.piece,
     )
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cbcli.commands.ask import parse_indices
-from cbcli.explain import headline, why_not_faster
 from cbcli.settings import POLICIES
 from engine.policies import POLICY_NAMES
 from tests.cbcli.terminal import run
@@ -93,7 +92,8 @@ def test_json_is_one_document_and_nothing_else(world: World) -> None:
 def test_same_question_twice_is_the_same(world: World) -> None:
     one, two = (world.json("ask", QUESTION, "--ratio", "0.3") for _ in range(2))
     for timed in ("timing", "compare"):
-        one.pop(timed), two.pop(timed)
+        one.pop(timed)
+        two.pop(timed)
     assert one == two
 
 
@@ -255,4 +255,3 @@ def test_the_default_model_end_to_end(default_model_dir: Path, tmp_path: Path, m
     assert result["skipped_blend"] is None
     assert result["recomputed"]["fraction"] == pytest.approx(0.16, abs=0.01)
     assert result["compare"]["kl_mean"] < 0.5
-    assert headline and why_not_faster

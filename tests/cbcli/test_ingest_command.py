@@ -256,7 +256,7 @@ def test_interrupted_run_leaves_a_good_store_and_the_next_goes_on(world: World) 
     assert "run the same command again" in error["hint"]
     assert world("store", "verify").exit_code == 0
     stored = int(error["message"].split()[1])
-    assert 0 < stored
+    assert stored > 0
     told = world.json("ingest", "docs")
     assert told["chunks"]["computed"] == told["chunks"]["total"] - stored
     assert all(c["cached"] for c in world.chunks())
