@@ -159,13 +159,18 @@ def ask(
         began = time.perf_counter()
         chunks = choose_chunks(opened, settings, text, chunk or [])
         retrieve_s = time.perf_counter() - began
+        began = time.perf_counter()
         blueprint = open_blueprint(settings, out)
+        open_s = time.perf_counter() - began
         blend = blend_options(settings, positions)
         blend.check_model(blueprint.config.layers)
         _require_usable(opened, blueprint, settings, chunks)
         result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare)
     timing = replace(
-        result.timing, retrieve_s=retrieve_s, total_s=result.timing.total_s + retrieve_s
+        result.timing,
+        load_model_s=open_s + result.timing.load_model_s,
+        retrieve_s=retrieve_s,
+        total_s=open_s + retrieve_s + result.timing.total_s,
     )
     _report(out, replace(result, timing=timing))
 
