@@ -97,7 +97,7 @@ Found = FoundFile | Unreadable | Skipped
 def find_files(
     paths: Iterable[str | os.PathLike[str]], *, stdin_name: str = "stdin"
 ) -> list[Found]:
-    """The files behind `paths`, each once: folders recursively in sorted order, files as typed.
+    """The files behind `paths`, each once and in the order typed, folders recursively and sorted.
 
     Hidden files and folders inside folders are passed over, symbolic links there are not
     followed; what the user typed is followed and tried whatever its name.
@@ -286,8 +286,12 @@ def _decode_as(raw: bytes, encoding: str) -> str | None:
 
 
 def _source(path: Path) -> str:
-    """The absolute path, links in it kept, with forward slashes and printable whatever bytes the
-    name has: the same file is the same document from whichever folder it is ingested."""
+    """The absolute path, with forward slashes and printable whatever bytes the name has: a file
+    is the same document from whichever folder it is ingested.
+
+    Links in the typed path are kept, so a file ingested under two names is two documents; `..` is
+    taken off the path by name, without asking where a link before it leads.
+    """
     return _shown(os.path.abspath(path))  # noqa: PTH100 - Path.absolute() keeps `..`
 
 

@@ -37,6 +37,11 @@ def sources(*paths: str) -> list[str]:
     return [item.source for item in find_files(paths)]
 
 
+def at(*names: str) -> list[str]:
+    """The sources of files in the current folder, whose path holds no link."""
+    return [f"{Path.cwd().as_posix()}/{name}" for name in names]
+
+
 def text_of(raw: bytes) -> str:
     Path("file.txt").write_bytes(raw)
     (document,) = read("file.txt")
@@ -62,29 +67,44 @@ def tree(*names: str) -> None:
 
 def test_folders_are_walked_in_sorted_order_and_hidden_names_passed_over() -> None:
     tree("d/b.txt", "d/a/z.md", "d/a/c.rst", "d/B.py", "d/.DS_Store", "d/.git/config", "d/a/.x")
-    assert sources("d") == ["d/B.py", "d/a/c.rst", "d/a/z.md", "d/b.txt"]
-    assert sources("d/.git", "d/a/.x") == ["d/.git/config", "d/a/.x"]  # typed, so meant
+    assert sources("d") == at("d/B.py", "d/a/c.rst", "d/a/z.md", "d/b.txt")
+    assert sources("d/.git", "d/a/.x") == at("d/.git/config", "d/a/.x")  # typed, so meant
 
 
 def test_files_come_in_the_order_typed_and_once() -> None:
     tree("d/a.txt", "d/b.txt", "c.txt")
     Path("link").symlink_to("d")
-    assert sources("d/b.txt", "d", "c.txt", "./d/a.txt", "link") == [
-        *["d/b.txt", "d/a.txt", "c.txt"]
-    ]
+    assert sources("d/b.txt", "d", "c.txt", "./d/a.txt", "link") == at(
+        "d/b.txt", "d/a.txt", "c.txt"
+    )
 
 
-def test_sources_are_relative_beneath_the_current_folder(
+def test_sources_are_absolute_however_the_path_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree("work/d/a.txt", "other/b.txt")
+    inside, outside = at("work/d/a.txt", "other/b.txt")
     monkeypatch.chdir(tmp_path / "work")
-    outside = str(tmp_path / "other/b.txt")
-    assert sources(str(tmp_path / "work/d")) == ["d/a.txt"]
-    assert sources("./d//a.txt") == ["d/a.txt"]
+    assert sources(str(tmp_path / "work/d")) == [inside]
+    assert sources("./d//a.txt") == [inside]
     assert sources(outside) == [outside]
-    assert sources("../other") == ["../other/b.txt"]
-    assert sources(".") == ["d/a.txt"]
+    assert sources("../other") == [outside]
+    assert sources("d/../../other/b.txt") == [outside]
+    assert sources(".") == [inside]
+    assert [item.source for item in read(".", "../other")] == [inside, outside]
+
+
+def test_a_source_is_the_file_and_not_the_folder_it_is_ingested_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree("one/docs/readme.md", "two/docs/readme.md")
+    first, second = at("one/docs/readme.md", "two/docs/readme.md")
+    monkeypatch.chdir(tmp_path / "one")
+    assert sources("docs/readme.md") == [first]
+    assert sources("../two/docs") == [second]
+    monkeypatch.chdir(tmp_path / "two")
+    assert sources("docs/readme.md") == [second]
+    assert sources("../one/docs") == [first]
 
 
 def test_a_typed_path_that_is_not_there_is_an_error() -> None:
@@ -103,11 +123,12 @@ def test_links_in_folders_are_not_followed_and_broken_ones_told() -> None:
     Path("d/broken").symlink_to("nowhere")
     Path("d/self").symlink_to("self")
     items = {item.source: item for item in read("d")}
-    assert isinstance(items.pop("d/a.txt"), Document)
-    assert isinstance(items.pop("d/broken"), Unreadable)
-    assert isinstance(items.pop("d/self"), Unreadable)
+    text, broken, itself = at("d/a.txt", "d/broken", "d/self")
+    assert isinstance(items.pop(text), Document)
+    assert isinstance(items.pop(broken), Unreadable)
+    assert isinstance(items.pop(itself), Unreadable)
     assert all(isinstance(item, Skipped) for item in items.values())
-    assert set(items) == {"d/loop", "d/out"}
+    assert set(items) == set(at("d/loop", "d/out"))
 
 
 def test_a_typed_link_is_followed() -> None:
@@ -115,7 +136,7 @@ def test_a_typed_link_is_followed() -> None:
     Path("file").symlink_to("real/a.txt")
     Path("folder").symlink_to("real")
     assert isinstance(read("file")[0], Document)
-    assert sources("folder") == ["folder/a.txt"]
+    assert sources("folder") == at("folder/a.txt")
 
 
 def test_an_empty_folder_has_no_files() -> None:
@@ -129,9 +150,8 @@ def test_file_names_that_are_not_text() -> None:
     for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
         Path("d", os.fsdecode(name)).write_bytes(b"hi")
     found = read("d")
-    assert [item.source for item in found] == [
-        *["d/caf\\xe8.txt", "d/caf\\xe9.txt", "d/line\\x0abreak.txt"]
-    ]
+    shown = at("d/caf\\xe8.txt", "d/caf\\xe9.txt", "d/line\\x0abreak.txt")
+    assert [item.source for item in found] == shown
     assert all(isinstance(item, Document) for item in found)
     assert "caf\\xe7" in str(_error(os.fsdecode(b"caf\xe7")))
 
@@ -217,7 +237,8 @@ BINARY = {
 def test_binaries_are_skipped_in_folders_and_refused_when_named(name: str) -> None:
     Path("d").mkdir()
     Path("d/file").write_bytes(BINARY[name])
-    assert read("d") == [Skipped("d/file", "binary")]
+    (source,) = at("d/file")
+    assert read("d") == [Skipped(source, "binary")]
     assert "binary" in reason("d/file")
 
 
@@ -246,10 +267,9 @@ def test_pipes_sockets_and_devices_do_not_block() -> None:
     os.mkfifo("d/pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("d/socket")
-        assert [(type(item), item.source) for item in read("d")] == [
-            (Unreadable, "d/pipe"),
-            (Unreadable, "d/socket"),
-        ]
+        items = read("d")
+    assert [type(item) for item in items] == [Unreadable, Unreadable]
+    assert [item.source for item in items] == at("d/pipe", "d/socket")
     assert "pipe" in reason("d/pipe")
     assert "device" in reason("/dev/zero")
 
