@@ -286,13 +286,11 @@ def _decode_as(raw: bytes, encoding: str) -> str | None:
 
 
 def _source(path: Path) -> str:
-    """The absolute path, with forward slashes and printable whatever bytes the name has: a file
-    is the same document from whichever folder it is ingested.
-
-    Links in the typed path are kept, so a file ingested under two names is two documents; `..` is
-    taken off the path by name, without asking where a link before it leads.
-    """
-    return _shown(os.path.abspath(path))  # noqa: PTH100 - Path.absolute() keeps `..`
+    """The absolute path, links in it kept, with forward slashes and printable whatever bytes the
+    name has: the same file is the same document from whichever folder it is ingested."""
+    if ".." in path.parts:  # behind a link `..` leads elsewhere than the name says
+        return _shown(os.path.join(os.path.realpath(path.parent), path.name))  # noqa: PTH118
+    return _shown(os.path.abspath(path))  # noqa: PTH100 - also tidies what Path.absolute() leaves
 
 
 def _shown(path: str) -> str:

@@ -342,3 +342,15 @@ def test_binary_or_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch
     assert isinstance(read_document(file, stdin=io.BytesIO(b"\0")), Unreadable)
     monkeypatch.setattr("sys.stdin", None)
     assert read_document(file) == Unreadable("stdin", "is closed")
+
+
+def test_dots_behind_a_link_lead_where_the_file_is(tmp_path: Path) -> None:
+    (tmp_path / "x/y").mkdir(parents=True)
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z/l").symlink_to(tmp_path / "x/y")
+    (tmp_path / "x/a.txt").write_text("in x")
+    (tmp_path / "z/a.txt").write_text("in z")
+    sources = [
+        item.source for item in find_files([tmp_path / "z/l/../a.txt", tmp_path / "z/a.txt"])
+    ]
+    assert sources == [(tmp_path / "x/a.txt").as_posix(), (tmp_path / "z/a.txt").as_posix()]
