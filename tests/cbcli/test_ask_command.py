@@ -67,6 +67,21 @@ def test_orders(world: World) -> None:
     assert scored[0] == chunk_ids(world.json("ask", QUESTION, "--top-k", "1"))[0]
 
 
+def test_a_chunk_has_the_same_ids_wherever_it_stands(world: World) -> None:
+    """Tokenized once and alone: nothing is tokenized again where texts are joined."""
+    ids = [c["chunk_id"] for c in world.chunks()]
+    counts = {c["chunk_id"]: c["tokens"] for c in world.chunks()}
+    seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in ids}
+    for order in (ids, ids[::-1], ids[2:] + ids[:2]):
+        result = world.json("ask", QUESTION, *[f"--chunk={name}" for name in order])
+        for s in (s for s in result["prompt"]["segments"] if s["kind"] == "chunk"):
+            seen[s["chunk_id"]].add(tuple(result["prompt"]["token_ids"][s["start"] : s["end"]]))
+    assert {name: {len(t) for t in tokens} for name, tokens in seen.items()} == {
+        name: {count} for name, count in counts.items()
+    }
+    assert all(len(tokens) == 1 for tokens in seen.values())
+
+
 def test_question_on_standard_input(world: World) -> None:
     piped = world.json("ask", input=QUESTION + "\n")
     assert piped["prompt"]["token_ids"] == world.json("ask", QUESTION)["prompt"]["token_ids"]

@@ -68,6 +68,7 @@ def test_identities_in_bf16(engine: Engine) -> None:
     assert mean_kl(engine, chunks[::-1], question, ratio=0) > 0.005  # there is something to mend
 
 
+@pytest.mark.timeout(900)
 def test_kl_falls_as_the_ratio_rises(engine: Engine) -> None:
     """Over 20 questions on the example documents, four 200-word passages each."""
     items = json.loads((EXAMPLES / "questions.json").read_text("utf-8"))
