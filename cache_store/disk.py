@@ -15,6 +15,7 @@ import secrets
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -218,9 +219,13 @@ class ChunkDisk(Disk):  # type: ignore[misc]
         self._local.removals = []
         self._local.published = []
 
-    def settle(self, committed: bool) -> None:
+    def settle(self, committed: bool, is_named: Callable[[str], bool]) -> None:
         """Does the removals that waited, or, where the transaction failed, forgets them and takes
-        back the files that were put in place in it."""
+        back the files that were put in place in it.
+
+        is_named: whether the index speaks of a file. It has the last word: an interrupt that came
+        while the commit was on its way is raised after it went through.
+        """
         removals, published = self._local.removals, self._local.published
         self._local.removals = self._local.published = None
         if committed:
@@ -228,4 +233,5 @@ class ChunkDisk(Disk):  # type: ignore[misc]
                 self.remove(name)
         else:
             for staged in published:
-                staged.withdraw()
+                if not is_named(staged.name):
+                    staged.withdraw()

@@ -14,6 +14,7 @@ from the header, so neither a flipped bit nor a cut goes unseen. Files are never
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -27,7 +28,7 @@ from typing import Any, cast, get_args
 
 from xxhash import xxh3_128
 
-from cache_store.errors import DamagedEntry
+from cache_store.errors import CacheblendError, DamagedEntry
 from cache_store.keys import (
     FORMAT_VERSION,
     DType,
@@ -174,7 +175,7 @@ def read_header(path: Path) -> EntryHeader:
         if needed > len(data):
             data += os.pread(descriptor, needed - len(data), len(data))
     except OSError as error:
-        raise DamagedEntry(f"chunk file {path.name} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     finally:
         os.close(descriptor)
     return _parse(memoryview(data)[:needed], size, path)
@@ -185,12 +186,21 @@ def _open(path: Path) -> tuple[int, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise DamagedEntry(f"chunk file {path.name} cannot be opened: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise DamagedEntry(f"chunk file {path.name} is not a regular file")
     return descriptor, status.st_size
+
+
+def _unreadable(path: Path, error: OSError) -> CacheblendError:
+    """Damage where the file itself is at fault; else, as with too many open files, a failure that
+    says nothing of the file and must not cost it."""
+    if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+        return DamagedEntry(f"chunk file {path.name} cannot be opened: {error.strerror}")
+    hint = "raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+    return CacheblendError(f"chunk file {path}: {error.strerror}", hint)
 
 
 def _needed(start: bytes | memoryview, size: int, path: Path) -> int:
@@ -271,7 +281,7 @@ class EntryReader:
                 raise DamagedEntry(f"chunk file {path.name} is cut short: {size} bytes")
             mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise DamagedEntry(f"chunk file {path.name} cannot be mapped: {error}") from error
+            raise _unreadable(path, error) from error
         finally:
             os.close(descriptor)
         view = memoryview(mapped)

@@ -279,7 +279,10 @@ class Index:
                     if not committed and self._cache._con.in_transaction:  # the commit failed
                         self._cache._con.rollback()
         finally:
-            self.disk.settle(committed)
+            self.disk.settle(committed, self._is_named)
+
+    def _is_named(self, filename: str) -> bool:
+        return bool(self._ask("SELECT 1 FROM Cache WHERE filename = ?", (filename,)))
 
     def set_entry(self, key: str, staged: StagedFile, group: str) -> None:
         """Puts a written file in place under `key`. Within a transaction."""

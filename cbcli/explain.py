@@ -69,7 +69,7 @@ def why_not_faster(result: AskResult) -> list[str]:
             f"high ratio: {100 * result.recomputed.fraction:.0f}% of the cached tokens were "
             "recomputed; --ratio 0.16 is usual"
         )
-    layers = max(result.check_layers)
+    layers = max(result.check_layers, default=0)
     if blended and layers > 1 and result.policy not in ("random", "explicit"):
         lines.append(f"late check: layers 0 to {layers} were computed for more tokens than chosen")
     if t.kv_stall_s > SLOW_LOAD * t.ttft_s and result.kv.bytes_loaded:

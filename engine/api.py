@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from cache_store.errors import StoreFullError, UsageError
+from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
 from engine.blueprint import Blueprint
-from engine.compare import FORCED_TOKENS, agreement, first_divergence, reference, synchronize
+from engine.compare import FORCED_TOKENS, agreement, first_divergence, reference
 from engine.forward import Tables, forward
 from engine.generate import Generated, generate
 from engine.kv_cache import KVCache
@@ -32,6 +32,7 @@ from engine.results import (
     Timing,
 )
 from engine.sources import KVStore, Source
+from engine.timing import synchronize
 from engine.weights import load_weights
 
 TOP_LOGPROBS = 10
@@ -181,6 +182,7 @@ class Engine:
                 first_divergence(answer.token_ids, plain.token_ids),
                 plain.text,
             )
+        blending = options.mode == "blend"
         notes = run.notes + (self._save_missing(prompt, run.found) if save else ())
         load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
         return AskResult(
@@ -190,8 +192,8 @@ class Engine:
             model=self.info,
             mode=options.mode,
             policy=options.policy,
-            ratios=tuple(float(ratio) for ratio in options.ratios),
-            check_layers=options.check_layers,
+            ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+            check_layers=options.check_layers if blending else (),
             skipped_blend=run.skipped,
             prompt=_prompt_record(prompt, run.used),
             recomputed=Recomputed(
@@ -242,7 +244,7 @@ class Engine:
         missing = [s.segment for s in found if s.status == "miss"]
         try:
             self.writer(prompt.prefix_ids).write_missing(missing)
-        except StoreFullError as error:
+        except CacheblendError as error:  # the answer is there; it must not be lost for this
             return (f"not every new chunk was stored: {error.message}",)
         return ()
 
@@ -267,4 +269,4 @@ def _prompt_record(prompt: Prompt, sources: Sequence[Source]) -> PromptRecord:
 def _first_token(logits: torch.Tensor, answer: Generated) -> FirstToken:
     values, ids = logits.log_softmax(-1).topk(min(TOP_LOGPROBS, len(logits)))
     pairs = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return FirstToken(answer.token_ids[0] if answer.token_ids else pairs[0][0], pairs)
+    return FirstToken(answer.first_id, pairs)

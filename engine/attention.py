@@ -1,5 +1,6 @@
 """Exact causal attention by absolute position, for any increasing set of query positions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 # Queries that share one call: large enough to amortise the call, small enough that keys past a
 # block's first position (masked, so wasted) stay few. Measured on 2 AVX-512/AMX cores.
 BLOCK = 256
+KEPT_MASK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,12 @@ class AttentionPlan:
 
     def __init__(self, positions: list[int], device: torch.device, dtype: torch.dtype) -> None:
         self.bounds = positions
-        self.positions = torch.tensor(positions, device=device)
+        self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
         self._dtype = dtype
         self._blocks: dict[int | None, list[Block]] = {}
+        ends = self.bounds[BLOCK - 1 :: BLOCK] + self.bounds[-1:]
+        mask_bytes = sum(BLOCK * (end + 1) * dtype.itemsize for end in ends)
+        self._keeps = mask_bytes <= KEPT_MASK_BYTES
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -48,13 +53,20 @@ class AttentionPlan:
         first, last = self.bounds[0], self.bounds[-1]
         return last - first == len(self) - 1 and len(self) > max(first, BLOCK)
 
-    def blocks(self, window: int | None) -> list[Block]:
-        """The blocks of queries under a sliding window (None: attend to everything before)."""
-        if window not in self._blocks:
-            self._blocks[window] = [
-                self._block(start, min(start + BLOCK, len(self)), window)
-                for start in range(0, len(self), BLOCK)
-            ]
+    def blocks(self, window: int | None) -> Iterable[Block]:
+        """The blocks of queries under a sliding window (None: attend to everything before).
+
+        Kept for the next layer, unless their masks would take too much memory.
+        """
+        if window in self._blocks:
+            return self._blocks[window]
+        made = (
+            self._block(start, min(start + BLOCK, len(self)), window)
+            for start in range(0, len(self), BLOCK)
+        )
+        if not self._keeps:
+            return made
+        self._blocks[window] = list(made)
         return self._blocks[window]
 
     def _block(self, start: int, end: int, window: int | None) -> Block:
@@ -86,6 +98,8 @@ def attend(
     i. Returns [T, heads * head_dim].
     """
     tokens = q.shape[0]
+    if window is not None and plan.bounds[-1] < window:
+        window = None  # nothing is out of reach yet
     queries = q.transpose(0, 1)[None]  # [1, heads, T, head_dim]
     if window is None and plan.is_run:
         # Plain causal attention needs no mask. What stands before the run gets queries that count

@@ -90,9 +90,8 @@ class _Blend:
         layers = list(options.check_layers)
         if not self.policy.needs_deviation:
             layers[0] = 0
-        ratios = options.ratios if options.mode == "blend" else [0 * r for r in options.ratios]
-        sizes = [budget(ratio, len(self.hits), self.cached) for ratio in ratios]
-        if sizes[0] == 0 and options.indices is None:
+        sizes = [budget(ratio, len(self.hits), self.cached) for ratio in options.ratios]
+        if options.mode != "blend" or (sizes[0] == 0 and options.indices is None):
             return {}  # reuse: nothing to select, so no full layer either
         return dict(zip(layers, sizes, strict=True))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from cache_store.errors import UsageError
 from cache_store.keys import DType, KVSpec
 from engine.config import ModelConfig, load_config
 from engine.fingerprint import model_fingerprint
@@ -73,6 +74,16 @@ class Blueprint:
     def shape(self) -> KVSpec:
         """As `spec`, but with the fingerprint left blank: for sizes, without reading weights."""
         return self._spec("0" * 64)
+
+    def check_chunk_tokens(self, chunk_tokens: int) -> None:
+        """Raises UsageError for chunks that, behind the prefix, the model cannot take."""
+        room = self.config.context - len(self.template.prefix)
+        if chunk_tokens >= room:
+            raise UsageError(
+                f"chunks of {chunk_tokens} tokens do not fit {self.name}'s context of "
+                f"{self.config.context}",
+                f"with its prefix it takes --chunk-tokens under {room}",
+            )
 
     def regime(self, length: int) -> str:
         """Length regime of a sequence of so many tokens; see `Rope.regime`."""

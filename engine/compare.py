@@ -9,6 +9,7 @@ import torch
 from engine.forward import Tables, forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.timing import synchronize
 
 FORCED_TOKENS = 16  # along full prefill's greedy answer, or to its end
 
@@ -35,14 +36,6 @@ class Agreement:
     kl_first: float
     kl_mean: float
     top1: float
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits for the device, so that a time taken on the host is the time of the work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def reference(
@@ -95,13 +88,14 @@ def agreement(
     """
     logits = _forced(model, cache, tables, logits, full.tokens)
     kl = divergence(full.logits, logits)
-    same = (full.logits.argmax(-1) == logits.argmax(-1)).double().mean()
+    same = (full.logits.argmax(-1) == logits.argmax(-1)).float().mean()
     return Agreement(float(kl[0]), float(kl.mean()), float(same))
 
 
 def divergence(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """KL(full || other) in nats per row of logits [K, vocab], float64 [K]."""
-    p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    # On the host: not every device has float64.
+    p, q = full.cpu().double().log_softmax(-1), other.cpu().double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).clamp_min(0)
 
 

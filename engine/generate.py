@@ -25,8 +25,10 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer. token_ids leaves out the id that ended it."""
+    """An answer. token_ids leaves out the id that ended it; first_id is the first one drawn, even
+    if it ended the answer."""
 
+    first_id: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
@@ -53,10 +55,12 @@ def generate(
     sampler = Sampler(options)
     text = StopText(options.stop, on_text or (lambda piece: None))
     ids: list[int] = []
+    first: int | None = None
     reason: FinishReason = "length"
     limit = min(options.max_tokens, cache.capacity - cache.length)
     while len(ids) < limit:
         token = sampler(logits[0])
+        first = token if first is None else first
         if token in end_ids:
             reason = "stop"
             break
@@ -68,7 +72,9 @@ def generate(
             logits = forward(model, cache, [token], tables)
     if not text.stopped and text.push(stream.finish()):
         reason = "stop"
-    return Generated(tuple(ids), text.finish(), reason, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    first = int(logits[0].argmax()) if first is None else first  # a cache without room for one
+    return Generated(first, tuple(ids), text.finish(), reason, seconds)
 
 
 class Sampler:
@@ -83,8 +89,8 @@ class Sampler:
         o = self.options
         if o.temperature == 0:
             return int(logits.argmax())
-        logits = logits.cpu() / o.temperature
-        probabilities, order = logits.softmax(0).sort(descending=True, stable=True)
+        scaled = (logits.cpu() - logits.max().cpu()).double() / o.temperature
+        probabilities, order = scaled.softmax(0).sort(descending=True, stable=True)
         if o.top_k:
             probabilities = probabilities[: o.top_k]
         if o.top_p < 1:  # the smallest set whose probability reaches top_p

@@ -183,10 +183,11 @@ def run_ingest(
     for key in plan.held:
         store.protect(key)
     missing = set(plan.missing)
+    planned = {chunk.chunk_id for document in plan.documents for chunk in document.chunks}
     writer = None
     if missing:
         writer = make_writer()
-        writer.write_context()
+        store.protect(writer.write_context())
     for document in plan.documents:
         for chunk in document.chunks:
             if writer is not None and chunk.chunk_id in missing:
@@ -199,7 +200,7 @@ def run_ingest(
         if document.state != "unchanged":
             before = {chunk.chunk_id for chunk in catalog.chunks(document.source)}
             catalog.replace_document(document.source, document.digest, settings, document.chunks)
-            _drop(store, before - {chunk.chunk_id for chunk in document.chunks}, report)
+            _drop(store, before - planned, report)  # what moved to a later document stays
         report.documents += 1
 
 

@@ -86,6 +86,8 @@ class BlendOptions:
         if min_tokens < 0:
             raise UsageError(f"min_tokens must not be negative, not {min_tokens}")
         make_policy(policy, seed=seed, indices=indices)
+        if indices is not None and known != "blend":
+            raise UsageError(f"mode {known} recomputes no chosen tokens", "use --mode blend")
         chosen = None if indices is None else tuple(sorted(set(indices)))
         return cls(known, policy, ratios, layers, chosen, min_tokens, seed, strict_context)
 
@@ -96,7 +98,9 @@ class BlendOptions:
 
     def check_model(self, layers: int) -> None:
         """Raises UsageError for a check layer the model does not have."""
-        if self.check_layers[-1] >= layers:
+        chosen = make_policy(self.policy, seed=self.seed, indices=self.indices)
+        needed = chosen.needs_deviation or len(self.check_layers) > 1
+        if self.mode == "blend" and needed and self.check_layers[-1] >= layers:
             raise UsageError(
                 f"check layer {self.check_layers[-1]} is not in this model of {layers} layers",
                 f"use --check-layer 1 to {layers - 1}",

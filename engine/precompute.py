@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from cache_store.keys import KVSpec
+from cache_store.errors import UsageError
+from cache_store.keys import KVSpec, entry_key, group_key
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
@@ -90,8 +91,14 @@ class ChunkWriter:
     def write(self, token_ids: Sequence[int], chunk_id: str | None = None) -> str:
         """Computes the chunk's KV and stores it; returns the entry's key.
 
-        Raises StoreFullError.
+        Raises StoreFullError, UsageError for a chunk longer than the model's context.
         """
+        limit = self._precomputer.model.config.context - len(self.context)
+        if len(token_ids) >= limit:
+            raise UsageError(
+                f"a chunk of {len(token_ids)} tokens does not fit the model's context",
+                f"with its prefix it takes chunks under {limit} tokens",
+            )
         layers = self._precomputer.chunk(token_ids)
         regime = self._precomputer.regime(len(token_ids))
         return self.store.put(
@@ -102,14 +109,20 @@ class ChunkWriter:
         """Stores the context and those of the chunks that are not there; counts the latter."""
         written = 0
         for chunk in chunks:
-            if not self.holds(chunk.token_ids):
+            if chunk.token_ids and not self.holds(chunk.token_ids):
                 self.write_context()
                 self.write(chunk.token_ids, chunk.chunk_id)
                 written += 1
         return written
 
-    def write_context(self) -> None:
-        """Stores the context's own KV, itself behind nothing, unless it is there."""
+    def write_context(self) -> str:
+        """Stores the context's own KV, itself behind nothing, unless it is there.
+
+        Returns the entry's key ("" for an empty context, which has none).
+        """
+        if not self.context:
+            return ""
         regime = self._precomputer.regime(0)
-        if self.context and not self.store.contains(self.spec, self.context, (), regime):
+        if not self.store.contains(self.spec, self.context, (), regime):
             self.store.put(self.spec, self.context, (), regime, self._precomputer.prefix())
+        return entry_key(group_key(self.spec, self.context), (), regime)

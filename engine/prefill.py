@@ -10,7 +10,6 @@ import torch
 from cache_store.errors import UsageError
 from cache_store.keys import KVSpec
 from engine.blend import blend
-from engine.compare import synchronize
 from engine.forward import Tables, forward
 from engine.kv_cache import KVCache
 from engine.loader import DamagedSource, LayerLoader
@@ -18,7 +17,7 @@ from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.prompt import Prompt
 from engine.sources import KVStore, Source, find_sources
-from engine.timing import Stopwatch
+from engine.timing import Stopwatch, synchronize
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,20 @@ class Prefiller:
         length, context = len(prompt.token_ids), self.model.config.context
         if length >= context:
             raise UsageError(
-                f"the prompt has {length} tokens, more than the model's context of {context}",
+                f"a prompt of {length} tokens leaves no room in the model's context of {context}",
                 "use fewer or smaller chunks (--top-k, --chunk)",
             )
         began = time.perf_counter()
         notes: list[str] = []
+        known = len(self.store.damaged) if self.store is not None else 0
         while True:
             try:
                 run = self._prefill_once(prompt, options, min(length + room, context))
                 synchronize(self.model.device)
                 ttft = time.perf_counter() - began
+                if self.store is not None:
+                    passed = dict.fromkeys(self.store.damaged[known:])
+                    notes += [f"{line}: left out and computed instead" for line in passed]
                 return replace(run, ttft_s=ttft, notes=tuple(notes))
             except DamagedSource as damage:
                 if self.store is not None:

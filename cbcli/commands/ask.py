@@ -161,6 +161,7 @@ def ask(
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
         blueprint = open_blueprint(settings, out)
+        _ = blueprint.spec  # hashes weights that are new
         open_s = time.perf_counter() - began
         blend = blend_options(settings, positions)
         blend.check_model(blueprint.config.layers)
@@ -279,7 +280,9 @@ def _require_usable(
     wanted = {chunk.chunk_id for chunk in chunks}
     others: set[str] = set()
     for entry in store.entries():
-        if entry.chunk_id in wanted and entry.spec != spec:
+        if entry.spec == spec:
+            return  # this model was here before; what is missing now is computed
+        if entry.chunk_id in wanted:
             name = store.catalog.model_name(entry.spec.model) or entry.spec.model[:12]
             others.add(f"{name} ({entry.spec.dtype})")
     if others:

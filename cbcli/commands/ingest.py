@@ -92,6 +92,7 @@ def ingest(
 
     found = find_files(paths, stdin_name=stdin_name)
     blueprint = open_blueprint(settings, out)
+    blueprint.check_chunk_tokens(settings.chunk_tokens)
     if dry_run:
         _show_chunks(out, settings, blueprint, found)
     else:
@@ -128,7 +129,7 @@ def _ingest(out: Output, settings: Settings, blueprint: Blueprint, found: list[F
                 f"stored, {report.documents} of {len(plan.documents)} documents complete",
                 "run the same command again to go on from there",
             ) from error
-    _report(out, plan, report, time.monotonic() - began)
+    _report(out, plan, report, store.damaged, time.monotonic() - began)
     if plan.unreadable:
         raise typer.Exit(1)
 
@@ -143,10 +144,18 @@ def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | S
             progress.update(number)
 
 
-def _report(out: Output, plan: IngestPlan, report: IngestReport, seconds: float) -> None:
+def _report(
+    out: Output,
+    plan: IngestPlan,
+    report: IngestReport,
+    damaged: list[str],
+    seconds: float,
+) -> None:
     states = {"new": 0, "changed": 0, "unchanged": 0}
     for document in plan.documents:
         states[document.state] += 1
+    for line in dict.fromkeys(damaged):
+        out.warn(line, "computed and stored again")
     for item in plan.unreadable:
         out.warn(f"{shown_source(item.source)} {item.reason}", "left out; the rest was ingested")
     if out.json:

@@ -1,8 +1,10 @@
 """What every selection policy is given and must return, and how a score becomes a selection."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
+from fractions import Fraction
 from typing import ClassVar
 
 import torch
@@ -48,8 +50,8 @@ class Policy(ABC):
 
 
 def budget(ratio: Decimal, eligible: int, cached: int) -> int:
-    """min(eligible, ceil(ratio * cached)), in exact decimal arithmetic."""
-    return min(eligible, int((ratio * cached).to_integral_value(ROUND_CEILING)))
+    """min(eligible, ceil(ratio * cached)), in exact arithmetic."""
+    return min(eligible, math.ceil(Fraction(ratio) * cached))
 
 
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:

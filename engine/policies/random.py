@@ -19,8 +19,8 @@ class Random(Policy):
     needs_deviation = False
 
     def score(self, candidates: Candidates) -> torch.Tensor:
-        # splitmix64's finaliser on 31-bit halves: products stay within int64.
-        x = candidates.positions + (self.seed % 2**31) * 7_919 + 1
+        # A hash of 31 bits, so that products stay within int64.
+        x = (candidates.positions + self.seed % 2**31 * 7_919 + 1) & 0x7FFFFFFF
         for factor in (0x45D9F3B, 0x119DE1F3, 0x2545F491):
             x = (x ^ (x >> 16)) * factor & 0x7FFFFFFF
         return (x ^ (x >> 15)).float()

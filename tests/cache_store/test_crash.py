@@ -4,6 +4,8 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +134,10 @@ def test_eviction_cut_short_leaves_no_row_without_a_file(
             store.put(BIG, [n] * 8, (), "", layers)
     settle = ChunkDisk.settle
 
-    def dying(disk: ChunkDisk, committed: bool) -> None:
+    def dying(disk: ChunkDisk, committed: bool, *rest: object) -> None:
         if disk._local.removals:  # the rows are gone, the files not yet
             os._exit(9)
-        settle(disk, committed)
+        settle(disk, committed, *rest)
 
     def write() -> None:
         with ChunkStore.open(root) as own:
@@ -184,3 +186,32 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         store.verify(repair=True)
         assert store.verify().problems == ()
         assert store.verify().checked > 0
+
+
+def test_an_interrupt_that_arrives_during_the_commit_leaves_the_entry(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises it once the commit has gone through: the row is there, so the file must be."""
+    transact, set_group = store._index._cache.transact, store._index.set_group
+    written: list[bool] = []
+
+    @contextmanager
+    def interrupted(*args: Any, **named: Any) -> Iterator[None]:
+        with transact(*args, **named):
+            yield
+        if written:
+            raise KeyboardInterrupt
+
+    def noted(*args: Any) -> None:
+        set_group(*args)
+        written.append(True)
+
+    monkeypatch.setattr(store._index._cache, "transact", interrupted)
+    monkeypatch.setattr(store._index, "set_group", noted)
+    with pytest.raises(KeyboardInterrupt):
+        put(store, IDS)
+    monkeypatch.undo()
+    match = store.find(SPEC, IDS, CONTEXT)
+    assert match is not None
+    assert read(store, match.key)[1] == make_layers(SPEC, len(IDS))
+    assert store.verify().problems == ()

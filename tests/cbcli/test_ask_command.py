@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.errors import CacheblendError
+from cache_store.store import ChunkStore
 from cbcli.commands.ask import parse_indices
 from cbcli.settings import POLICIES
 from engine.policies import POLICY_NAMES
 from tests.cbcli.terminal import run
-from tests.cbcli.world import World, make_world
+from tests.cbcli.world import World, add_model, make_world
 
 QUESTION = "Who keeps the log of every boat?"
 
@@ -270,3 +272,33 @@ def test_the_default_model_end_to_end(default_model_dir: Path, tmp_path: Path, m
     assert result["skipped_blend"] is None
     assert result["recomputed"]["fraction"] == pytest.approx(0.16, abs=0.01)
     assert result["compare"]["kl_mean"] < 0.5
+
+
+def test_a_failed_save_does_not_lose_the_answer(world: World, monkeypatch) -> None:
+    def full(*args: object) -> None:
+        raise CacheblendError("no space left on the disk")
+
+    monkeypatch.setattr("cache_store.space.Space.reserve", full)
+    result = world("ask", QUESTION, "--strict-context", "--system", "Be a gull.", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["answer"]
+    warning = json.loads(result.stderr)["warning"]["message"]
+    assert "not every new chunk was stored: no space left" in warning
+
+
+def test_kv_evicted_since_is_computed_again(tmp_path: Path, monkeypatch) -> None:
+    """Another model's KV for the chunk is there, and this model was here before: a plain miss."""
+    world = make_world(tmp_path, monkeypatch)
+    add_model(world.root, "other", seed=5)
+    world.json("ingest", "docs")
+    world.json("ingest", "docs", model="other")
+    chunk = world.chunks()[0]["chunk_id"]
+    with ChunkStore.open(world.root / "home" / "store") as store:
+        other = store.catalog.model_name
+        for entry in list(store.entries()):
+            if entry.chunk_id == chunk and other(entry.spec.model) == "other":
+                store.discard(entry.key)
+    result = world.json("ask", QUESTION, "--chunk", chunk, model="other")
+    assert result["prompt"]["segments"][1]["status"] == "miss"
+    again = world.json("ask", QUESTION, "--chunk", chunk, model="other")
+    assert again["prompt"]["segments"][1]["status"] == "exact"

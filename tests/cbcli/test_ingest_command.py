@@ -254,7 +254,8 @@ def test_interrupted_run_leaves_a_good_store_and_the_next_goes_on(world: World) 
     error = json.loads(stderr.splitlines()[-1])["error"]
     assert error["kind"] == "interrupted"
     assert "run the same command again" in error["hint"]
-    assert world("store", "verify").exit_code == 0
+    checked = world("store", "verify")
+    assert checked.exit_code == 0, checked.output
     stored = int(error["message"].split()[1])
     assert stored > 0
     told = world.json("ingest", "docs")
@@ -265,3 +266,31 @@ def test_interrupted_run_leaves_a_good_store_and_the_next_goes_on(world: World) 
 def test_default_model_is_not_fetched_offline(world: World) -> None:
     error = world.error("ingest", "docs", "--offline", code=3, model="smollm2-135m")
     assert "cacheblend models pull smollm2-135m" in error["hint"]
+
+
+def test_text_that_moves_to_another_document_keeps_its_kv(world: World) -> None:
+    first, second = world.docs / "a.txt", world.docs / "b.txt"
+    first.write_text("The moving text, as it was.\n")
+    second.write_text("Something that goes away.\n")
+    world.json("ingest", "docs")
+    second.write_text(first.read_text())
+    first.write_text("What came instead.\n")
+    told = world.json("ingest", "docs")
+    assert told["chunks"]["dropped"] == 1
+    assert all(c["cached"] for c in world.chunks())
+
+
+def test_chunks_longer_than_the_context_are_refused(world: World) -> None:
+    for args in (("docs",), ("--dry-run", "docs")):
+        error = world.error("ingest", *args, "--chunk-tokens", "6000", code=2)
+        assert "context of 2048" in error["message"]
+
+
+def test_same_names_in_two_folders_are_two_documents(world: World, monkeypatch) -> None:
+    for name in ("p", "q"):
+        folder = world.root / name / "docs"
+        folder.mkdir(parents=True)
+        (folder / "readme.md").write_text(f"The readme of {name}.\n")
+        monkeypatch.chdir(world.root / name)
+        assert world.json("ingest", "docs")["documents"]["new"] == 1
+    assert len(world.chunks()) == 2

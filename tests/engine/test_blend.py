@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cache_store.errors import UsageError
+from cache_store.errors import CacheblendError, UsageError
 from engine.blend import blend as run_blend
 from engine.loader import LayerLoader
 from engine.options import BlendOptions
@@ -452,7 +452,7 @@ def test_too_few_cached_tokens_are_prefilled_and_said(world: World) -> None:
 
 def test_prompt_longer_than_the_context_is_refused(world: World) -> None:
     prompt = world.prompt((0,), suffix=ids(600, 5))
-    with pytest.raises(UsageError, match=r"tokens, more than the model's context of 512"):
+    with pytest.raises(UsageError, match=r"no room in the model's context of 512"):
         world.prefill(prompt)
 
 
@@ -567,3 +567,64 @@ def test_every_policy_can_be_made() -> None:
     for name in POLICY_NAMES:
         policy = make_policy(name, indices=[1] if name == "explicit" else None)
         assert policy.name == name
+
+
+def test_too_many_open_files_cost_no_entry(tmp_path: Path) -> None:
+    """What says nothing of a file must not be taken for damage and removed."""
+    resource = pytest.importorskip("resource")
+    world = make_world(BY_NAME["llama"], tmp_path, sizes=tuple(range(4, 40)))
+    world.ingest()
+    stored = len(list(world.store.entries()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc").is_dir() else 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 12, hard))
+    try:
+        with pytest.raises(CacheblendError, match="open files"):
+            world.prefill(world.prompt(range(15)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list(world.store.entries())) == stored
+    assert len(world.prefill(world.prompt(range(15))).selected) > 0
+
+
+def test_a_cut_off_entry_is_named_too(world: World) -> None:
+    world.ingest()
+    prompt = world.prompt((3, 1, 0))
+    for path in entry_files(world):
+        path.write_bytes(path.read_bytes()[:-64])
+    run = world.prefill(prompt)
+    assert len(run.notes) >= 3
+    assert all("chunk file" in note and "computed instead" in note for note in run.notes)
+    assert close(run.logits[0], world.full(prompt))
+
+
+@pytest.mark.parametrize("mode", ["reuse", "full", "prefix"])
+def test_chosen_positions_need_mode_blend(mode: str) -> None:
+    with pytest.raises(UsageError, match=f"mode {mode} recomputes no chosen tokens"):
+        BlendOptions.of(mode=mode, policy="explicit", indices=[5])
+
+
+def test_masks_beyond_what_is_kept_are_made_anew(world: World, monkeypatch) -> None:
+    world.ingest()
+    prompt = world.prompt((3, 1, 0, 2))
+    expected = world.prefill(prompt, ratio="0.5").logits
+    monkeypatch.setattr("engine.attention.KEPT_MASK_BYTES", 0)
+    assert torch.equal(world.prefill(prompt, ratio="0.5").logits, expected)
+
+
+def test_blocks_of_queries_add_up(world: World, monkeypatch) -> None:
+    """Several blocks a selection, each with its own mask, as in long prompts."""
+    world.ingest()
+    prompt = world.prompt((3, 1, 0, 2))
+    expected = world.prefill(prompt, ratio="0.5").logits
+    monkeypatch.setattr("engine.attention.BLOCK", 7)
+    assert close(world.prefill(prompt, ratio="0.5").logits, expected)
+
+
+def test_chunk_longer_than_the_context_is_refused(world: World) -> None:
+    with pytest.raises(UsageError, match="does not fit the model's context"):
+        world.writer.write(ids(510, 8))
+
+
+def test_ratio_of_many_digits_is_exact() -> None:
+    assert budget(Decimal("0.1000000000000000000000000000000000001"), 10, 10) == 2

@@ -147,3 +147,17 @@ def test_stop_string_ends_decoding(decoder) -> None:
     assert got.text == whole.text[: whole.text.index(stop)]
     assert got.finish_reason == "stop"
     assert len(got.token_ids) <= 8
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.tensor([0.5, 0.51, 0.3])
+    for temperature in (1e-40, 1e-300, 1e-8):
+        assert Sampler(SamplingOptions(temperature=temperature))(logits) == 1
+
+
+def test_the_first_token_is_known_even_if_it_ends_the_answer(decoder) -> None:
+    model, _ = decoder
+    whole = run(model, list(range(5, 40)), 100, max_tokens=3)
+    ended = run(model, list(range(5, 40)), 100, end_ids=(whole.token_ids[0],), max_tokens=3)
+    assert ended.token_ids == ()
+    assert ended.first_id == whole.first_id == whole.token_ids[0]
