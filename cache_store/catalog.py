@@ -19,8 +19,10 @@ from cache_store.database import (
     connect_read_only,
     guarded,
     prepare_file,
+    start_anew,
 )
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
+from cache_store.keys import chunk_id
 
 CATALOG_NAME = "catalog.db"
 MIN_PREFIX = 4
@@ -40,7 +42,6 @@ _SCHEMA = (
     "INSERT INTO revision VALUES (0)",
     f"PRAGMA user_version = {_VERSION}",
 )
-_AGAIN = "delete the store's folder (cacheblend store path) and ingest again"
 _CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
 
 
@@ -128,7 +129,7 @@ class Catalog:
         if version != _VERSION:
             raise IntegrityError(
                 f"{self.path} has catalog version {version}, this is {_VERSION}",
-                f"delete the folder {self.path.parent} and ingest again",
+                start_anew(self.path),
             )
 
     @contextlib.contextmanager
@@ -259,6 +260,10 @@ class Catalog:
         """Every place of a chunk, given its whole id, in the documents' order."""
         return self._chunks("WHERE chunk_id = ? ORDER BY place, chunk.source, ordinal", (chunk_id,))
 
+    def altered_chunks(self) -> list[str]:
+        """Ids of chunks whose text is no longer the one the id is the hash of."""
+        return sorted({c.chunk_id for c in self.chunks() if chunk_id(c.text) != c.chunk_id})
+
     def known_chunks(self, chunk_ids: Iterable[str]) -> set[str]:
         """Those of the chunk ids that some document has."""
         wanted = list(set(chunk_ids))
@@ -334,4 +339,6 @@ def _decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        raise IntegrityError("the catalog holds text that was altered", _AGAIN) from error
+        raise IntegrityError(
+            "the catalog holds text that was altered", "ingest the documents again"
+        ) from error

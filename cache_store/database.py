@@ -64,10 +64,15 @@ def _translated(path: Path, error: sqlite3.Error) -> CacheblendError:
         return CacheblendError(f"{path} cannot be opened or written: {error}")
     if code == sqlite3.SQLITE_IOERR:
         return CacheblendError(f"{path} cannot be read or written: {error}")
-    return IntegrityError(
-        f"{path} is damaged: {error}",
-        f"delete the folder {path.parent} and ingest again",
-    )
+    return IntegrityError(f"{path} is damaged: {error}", start_anew(path))
+
+
+def start_anew(path: Path) -> str:
+    """What to do about a database that can't be used. Without the catalog the KV stays good;
+    without the index of the KV it does not."""
+    if path.name == "catalog.db":
+        return f"delete {path}* and ingest again; the stored KV is kept"
+    return f"delete the folder {path.parent} and ingest again"
 
 
 def prepare_file(path: Path) -> None:

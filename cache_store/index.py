@@ -96,7 +96,9 @@ class Index:
         self._lock = threading.RLock()
         self._reader: sqlite3.Connection | None = None
         with guarded(self.path):
-            found = self._look() if self.path.exists() else None
+            # An empty file is what a crash leaves of a database that was about to be made.
+            there = self.path.exists() and (read_only or self.path.stat().st_size > 0)
+            found = self._look() if there else None
             limit = found if found is not None else size_limit
             if read_only:
                 self._reader = connect_read_only(self.path)
@@ -107,6 +109,16 @@ class Index:
             settings = {**_SETTINGS, "size_limit": limit or 0}
             self._cache = Cache(str(directory), timeout=BUSY_SECONDS, disk=ChunkDisk, **settings)
             self.disk = self._cache.disk
+        if found is None:
+            self._clear(directory)
+
+    def _clear(self, directory: Path) -> None:
+        """Removes what an index that is gone left behind: files that no row will ever name, which
+        would take up the limit for good."""
+        with self.transaction():
+            for path in set(directory.glob("*.kv")) - {directory / name for name in self.names()}:
+                if not path.is_dir() or path.is_symlink():
+                    path.unlink(missing_ok=True)
 
     def _look(self) -> int | None:
         """Checks, before diskcache obeys them, that the settings are of the kind we write.

@@ -94,6 +94,8 @@ class ChunkStore:
                 Index.prepare(root / KV_FOLDER)
                 with contextlib.suppress(PermissionError):  # somebody else's, shared on purpose
                     root.chmod(0o700)
+            if limit_bytes is None and not read_only:
+                limit_bytes = default_limit(root)  # counts only where the index is made anew
         return cls(root, read_only=read_only, limit_bytes=limit_bytes)
 
     # Finding and reading.

@@ -55,6 +55,8 @@ def verify_store(
             findings.add(str(where.relative_to(root)), what)
     if findings.problems:  # nothing else can be asked of a damaged database
         return VerifyReport(0, 0, tuple(findings.problems))
+    for altered in catalog.altered_chunks():
+        findings.add(altered, "the chunk's text was altered; ingest its document again")
     _check_entries(index, space, findings, repair, on_bytes)
     _check_groups(index, findings, repair)
     _check_files(root, index, findings, repair)
@@ -172,7 +174,8 @@ def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) ->
     strangers = [
         path
         for path in _strangers(root, index)
-        if repair or not _is_recent(path)  # else somebody may be about to name it in the index
+        # A recent one may be somebody's who is about to name it; a chunk file is named at once.
+        if repair or not _is_recent(path) or (path.suffix == ".kv" and path.parent.name != PARTIAL)
     ]
     if strangers:
         time.sleep(_CHANGE_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cbcli.units import duration_text, rate_text, size_text
+from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from engine.results import AskResult
@@ -55,8 +55,8 @@ def why_not_faster(result: AskResult) -> list[str]:
     if misses:
         tokens = sum(s.end - s.start for s in misses)
         lines.append(
-            f"misses: {len(misses)} chunks ({tokens:,} tokens) were not stored for this model and "
-            "were computed"
+            f"misses: {count_text(len(misses), 'chunks')}, {count_text(tokens, 'tokens')}, had no "
+            "usable KV of this model and were computed"
         )
     if prompt < SHORT_PROMPT and not result.skipped_blend:
         lines.append(

@@ -6,7 +6,10 @@ To add a command, write its module as `cbcli/command.py` describes and add a lin
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -69,4 +72,7 @@ def root(
 
 def main() -> None:
     """The entry point; it exits with the codes of `cbcli.errors`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: there is nobody to print to
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     app()

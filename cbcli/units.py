@@ -40,6 +40,8 @@ def count_text(count: int, unit: str = "") -> str:
     """`count` with thousands set apart: "12,345 tokens". The unit "bytes" gives a size."""
     if unit == "bytes":
         return size_text(count)
+    if count == 1 and unit.endswith("s"):
+        unit = unit[:-1]
     return f"{count:,} {unit}".rstrip()
 
 

@@ -111,8 +111,9 @@ class Cutter:
     def _document(self, document: Document) -> DocumentPlan:
         known = self.store.catalog.document(document.source)
         settings = self.cutting.settings(self.model.tokenizer)
-        if known and (known.digest, known.settings) == (document.digest, settings):
-            kept = self.store.catalog.chunks(document.source)
+        same = known and (known.digest, known.settings) == (document.digest, settings)
+        kept = self.store.catalog.chunks(document.source) if same else []
+        if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
             texts = tuple(ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens) for c in kept)
             return DocumentPlan(document.source, document.digest, "unchanged", texts)
         cut = split_document(
@@ -192,6 +193,8 @@ def run_ingest(
         for chunk in document.chunks:
             if writer is not None and chunk.chunk_id in missing:
                 ids = cutter.model.tokenizer.encode(chunk.text)
+                if writer.holds(ids):  # another ingest was faster
+                    continue
                 store.protect(writer.write(ids, chunk.chunk_id))
                 missing.discard(chunk.chunk_id)
                 report.computed_chunks += 1

@@ -60,7 +60,7 @@ class Prefiller:
         if length >= context:
             raise UsageError(
                 f"a prompt of {length} tokens leaves no room in the model's context of {context}",
-                "use fewer or smaller chunks (--top-k, --chunk)",
+                "use fewer or smaller chunks (--top-k, --chunk), or a shorter question",
             )
         began = time.perf_counter()
         notes: list[str] = []

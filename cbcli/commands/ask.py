@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.catalog import ChunkInfo
-from cache_store.errors import NotFoundError, UsageError
+from cache_store.errors import IntegrityError, NotFoundError, UsageError
+from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
@@ -214,6 +215,12 @@ def choose_chunks(
                 "no stored chunk has a word in common with the question",
                 "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
             )
+    for chunk in chosen:
+        if chunk_id(chunk.text) != chunk.chunk_id:
+            raise IntegrityError(
+                f"the text of chunk {chunk.chunk_id[:12]} was altered in the store",
+                f"ingest {chunk.source} again",
+            )
     if settings.order == "source":
         chosen.sort(key=lambda chunk: (chunk.source, chunk.ordinal))
     elif settings.order == "shuffle":
@@ -240,15 +247,17 @@ def blend_options(settings: Settings, positions: Sequence[int] | None) -> BlendO
 def parse_indices(text: str) -> list[int]:
     """Positions from "40,52,60-75" (the end included). Raises UsageError."""
     positions: list[int] = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
+    for part in (piece.strip() for piece in text.split(",")):
         first, dash, last = part.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+        if not (part.isascii() and first.isdecimal() and (last.isdecimal() or not dash)):
             raise UsageError(
                 f"--indices: {part!r} is no position", "write positions and ranges: 40,52,60-75"
             )
         end = int(last) if dash else int(first)
         if end < int(first) or end - int(first) > 10**7:
-            raise UsageError(f"--indices: {part!r} is no range", "write the lower end first")
+            raise UsageError(
+                f"--indices: {part!r} is no range of positions", "write the lower end first: 60-75"
+            )
         positions += range(int(first), end + 1)
     return positions
 

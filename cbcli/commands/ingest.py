@@ -157,7 +157,7 @@ def _report(
     for line in dict.fromkeys(damaged):
         out.warn(line, "computed and stored again")
     for item in plan.unreadable:
-        out.warn(f"{shown_source(item.source)} {item.reason}", "left out; the rest was ingested")
+        out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
     if out.json:
         out.data(
             {
@@ -191,7 +191,7 @@ def _report(
             f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
             f"in {duration_text(seconds)} ({rate})"
         )
-    else:
+    elif plan.chunk_count:
         out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
     if report.dropped_chunks:
         out.line(
@@ -221,7 +221,7 @@ def _show_chunks(
     failed = False
     for item in read_documents(found):
         if isinstance(item, Unreadable):
-            out.warn(f"{shown_source(item.source)} {item.reason}", "would be left out")
+            out.warn(f"{shown_source(item.source)}: {item.reason}", "would be left out")
             failed = True
         if not isinstance(item, Document):
             continue

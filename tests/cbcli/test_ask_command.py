@@ -1,6 +1,9 @@
 """`cacheblend ask`: choosing chunks, modes, output, and everything that can be wrong with it."""
 
 import json
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -302,3 +305,27 @@ def test_kv_evicted_since_is_computed_again(tmp_path: Path, monkeypatch) -> None
     assert result["prompt"]["segments"][1]["status"] == "miss"
     again = world.json("ask", QUESTION, "--chunk", chunk, model="other")
     assert again["prompt"]["segments"][1]["status"] == "exact"
+
+
+def test_text_altered_in_the_catalog_is_not_answered_from(tmp_path: Path, monkeypatch) -> None:
+    world = make_world(tmp_path, monkeypatch)
+    world.json("ingest", "docs")
+    with sqlite3.connect(tmp_path / "home/store/catalog.db") as catalog:
+        catalog.execute(
+            "UPDATE chunk SET text = 'The log is on the moon.' WHERE source LIKE '%one%'"
+        )
+    assert world("store", "verify").exit_code == 4
+    error = world.error("ask", "Who is on the moon with the log?", "--top-k", "1", code=4)
+    assert "altered" in error["message"]
+    world.json("ingest", "docs")  # mends it
+    assert world("store", "verify").exit_code == 0
+    assert world.json("ask", QUESTION)["answer"]
+
+
+def test_a_closed_stdout_is_no_bug(world: World) -> None:
+    code = "import sys; sys.stdout = None; sys.argv = ['cacheblend', 'config', 'path']; "
+    code += "from cbcli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
