@@ -10,12 +10,15 @@ MODELS = Path(
 )
 
 
+# Before any fixture runs: what the caller has set is not the tests' business.
+for _name in [name for name in os.environ if name.startswith("CACHEBLEND_")]:
+    del os.environ[_name]
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's settings, models or store."""
     home = tmp_path_factory.mktemp("home")
-    for name in [name for name in os.environ if name.startswith("CACHEBLEND_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("CACHEBLEND_HOME", str(home / "cacheblend"))
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):

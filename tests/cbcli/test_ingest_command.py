@@ -156,15 +156,14 @@ def test_hostile_documents(world: World) -> None:
 def test_dry_run_shows_chunks_and_touches_nothing(world: World, monkeypatch) -> None:
     import engine.fingerprint
 
-    monkeypatch.setattr(
-        engine.fingerprint, "weight_files", lambda *a: pytest.fail("weights were read")
-    )
-    told = world.json("ingest", "--dry-run", "docs", "--chunk-tokens", "16")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            engine.fingerprint, "weight_files", lambda *a: pytest.fail("weights were read")
+        )
+        told = world.json("ingest", "--dry-run", "docs", "--chunk-tokens", "16")
     assert not (world.root / "home" / "store").exists()
     assert {c["tokens"] <= 16 for c in told["chunks"]} == {True}
     assert told["bytes"] == sum(c["bytes"] for c in told["chunks"])
-    monkeypatch.undo()
-    monkeypatch.chdir(world.root)
     done = world.json("ingest", "docs", "--chunk-tokens", "16")
     assert done["chunks"]["total"] == len(told["chunks"])
     assert told["bytes"] <= done["bytes_written"]
