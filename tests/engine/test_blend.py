@@ -494,7 +494,7 @@ def make_clean_miss(world: World, prompt) -> torch.Tensor:
 
 def entry_files(world: World) -> list[Path]:
     root = Path(world.store.path)
-    return [p for p in root.rglob("*") if p.is_file() and "db" not in p.name]
+    return list(root.rglob("*.kv"))
 
 
 def entry_size(world: World, key: str) -> int:
