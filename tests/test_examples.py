@@ -1,7 +1,10 @@
 """The example documents: their size, their questions, and that retrieval finds the answers."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,3 +90,21 @@ def test_most_cross_questions_get_a_chunk_of_each_document(retriever: Retriever[
         if not set(question["sources"]) <= {piece.source for piece in top_six(retriever, question)}
     ]
     assert len(lacking) <= 0.25 * len(CROSS), lacking
+
+
+@pytest.mark.model
+def test_any_order_runs_from_the_python_api(default_model_dir: Path, tmp_path: Path) -> None:
+    script = EXAMPLES / "any_order.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(default_model_dir), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["warm-up", "first", "second", "third"]
+    cached, recomputed = [int(row[5]) for row in rows], [int(row[6]) for row in rows]
+    assert cached[0] == recomputed[0] == 0
+    assert cached[1] == cached[2] == cached[3] > 2000
+    assert all(0.15 < r / c < 0.17 for r, c in zip(recomputed[1:], cached[1:], strict=True))
