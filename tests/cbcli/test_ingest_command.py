@@ -258,7 +258,9 @@ def test_interrupted_run_leaves_a_good_store_and_the_next_goes_on(world: World) 
     stored = int(error["message"].split()[1])
     assert stored > 0
     told = world.json("ingest", "docs")
-    assert told["chunks"]["computed"] == told["chunks"]["total"] - stored
+    # An interrupt during a commit is raised once it is through: that chunk is stored, not counted.
+    left = told["chunks"]["total"] - stored
+    assert left - 1 <= told["chunks"]["computed"] <= left
     assert all(c["cached"] for c in world.chunks())
 
 
