@@ -20,6 +20,7 @@ from cache_store.database import (
     guarded,
     prepare_file,
     start_anew,
+    use_write_ahead_log,
 )
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
@@ -110,7 +111,7 @@ class Catalog:
 
     def _set_up(self, read_only: bool) -> None:
         if not read_only:
-            self._db.execute("PRAGMA journal_mode = wal")
+            use_write_ahead_log(self._db)
         self._db.execute("PRAGMA synchronous = normal")
         self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
@@ -119,18 +120,26 @@ class Catalog:
         self._prepare()
 
     def _prepare(self) -> None:
-        ((version,),) = self._db.execute("PRAGMA user_version")
-        if version == 0 and not self._db.execute("SELECT 1 FROM sqlite_master").fetchall():
+        version, tables = self._state()
+        if version == 0 and tables == 0:
             with self._writing(count=False):
-                ((version,),) = self._db.execute("PRAGMA user_version")
-                for statement in _SCHEMA if version == 0 else ():
-                    self._db.execute(statement)
-            version = _VERSION
+                version, tables = self._state()  # another process may have been making it
+                if version == 0 and tables == 0:
+                    for statement in _SCHEMA:
+                        self._db.execute(statement)
+                    version = _VERSION
         if version != _VERSION:
             raise IntegrityError(
                 f"{self.path} has catalog version {version}, this is {_VERSION}",
                 start_anew(self.path),
             )
+
+    def _state(self) -> tuple[int, int]:
+        """The version and the number of tables, of one moment: one query, not two."""
+        ((version, tables),) = self._db.execute(
+            "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
+        )
+        return version, tables
 
     @contextlib.contextmanager
     def _writing(self, *, count: bool = True) -> Iterator[sqlite3.Connection]:

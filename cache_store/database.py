@@ -7,6 +7,7 @@ import errno
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -101,6 +102,24 @@ def check_files(path: Path) -> None:
 def is_writable(folder: Path) -> bool:
     """Whether this process may write in a folder."""
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Puts a database into WAL mode, waiting as long for others as a write does.
+
+    Raises sqlite3.Error. Changing the mode takes the whole file, and there SQLite gives up at
+    once, whatever the connection's timeout, when another process has it.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = wal")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -1,9 +1,11 @@
 """Several processes at one store."""
 
+import contextlib
 import random
+import time
 from pathlib import Path
 
-from cache_store.catalog import ChunkText
+from cache_store.catalog import Catalog, ChunkText
 from cache_store.errors import DamagedEntry, NotFoundError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
@@ -34,6 +36,19 @@ def test_the_same_chunk_put_by_several_at_once_is_stored_once(tmp_path: Path) ->
     with ChunkStore.open(root) as store:
         assert len(list(store.entries())) == len(files(store)) == 15
         assert store.verify().problems == ()
+
+
+def test_many_processes_make_one_catalog(tmp_path: Path) -> None:
+    for n in range(12):
+        path, start = tmp_path / f"{n}.db", time.monotonic() + 0.05
+
+        def make(path: Path = path, start: float = start) -> None:
+            time.sleep(max(0.0, start - time.monotonic()))
+            with contextlib.closing(Catalog(path, read_only=False)) as catalog:
+                assert catalog.documents() == []
+
+        children = [in_child(make) for _ in range(6)]
+        assert [ended(child) for child in children] == [0] * 6
 
 
 def test_writers_readers_and_evictions_together(tmp_path: Path) -> None:
