@@ -18,9 +18,9 @@ from cache_store.database import (
     check_files,
     connect_read_only,
     guarded,
+    patiently,
     prepare_file,
     start_anew,
-    use_write_ahead_log,
 )
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
@@ -111,7 +111,7 @@ class Catalog:
 
     def _set_up(self, read_only: bool) -> None:
         if not read_only:
-            use_write_ahead_log(self._db)
+            patiently(lambda: self._db.execute("PRAGMA journal_mode = wal"))
         self._db.execute("PRAGMA synchronous = normal")
         self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")

@@ -8,13 +8,16 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 import diskcache
 
 from cache_store.errors import CacheblendError, IntegrityError
+
+_Result = TypeVar("_Result")
 
 BUSY_SECONDS = 20.0
 """How long a write waits for another process's."""
@@ -104,22 +107,21 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Puts a database into WAL mode, waiting as long for others as a write does.
+def patiently(action: Callable[[], _Result]) -> _Result:
+    """What `action` returns, tried again while another process has its database's file.
 
-    Raises sqlite3.Error. Changing the mode takes the whole file, and there SQLite gives up at
-    once, whatever the connection's timeout, when another process has it.
+    Raises sqlite3.Error, also the busy one once BUSY_SECONDS are over. For what doesn't wait by
+    itself: SQLite gives up at once, whatever the timeout, when it changes to WAL mode, and
+    diskcache when it makes its tag index.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = wal")
+            return action()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-            time.sleep(0.005)
-        else:
-            return
+        time.sleep(0.005)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -27,6 +27,7 @@ from cache_store.database import (
     check_files,
     connect_read_only,
     guarded,
+    patiently,
     prepare_file,
 )
 from cache_store.disk import PARTIAL, ChunkDisk, StagedFile
@@ -107,7 +108,9 @@ class Index:
                 return
             prepare_file(self.path)
             settings = {**_SETTINGS, "size_limit": limit or 0}
-            self._cache = Cache(str(directory), timeout=BUSY_SECONDS, disk=ChunkDisk, **settings)
+            self._cache = patiently(
+                lambda: Cache(str(directory), timeout=BUSY_SECONDS, disk=ChunkDisk, **settings)
+            )
             self.disk = self._cache.disk
         if found is None:
             self._clear(directory)

@@ -1,11 +1,10 @@
 """Several processes at one store."""
 
-import contextlib
 import random
 import time
 from pathlib import Path
 
-from cache_store.catalog import Catalog, ChunkText
+from cache_store.catalog import ChunkText
 from cache_store.errors import DamagedEntry, NotFoundError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
@@ -38,14 +37,14 @@ def test_the_same_chunk_put_by_several_at_once_is_stored_once(tmp_path: Path) ->
         assert store.verify().problems == ()
 
 
-def test_many_processes_make_one_catalog(tmp_path: Path) -> None:
-    for n in range(12):
-        path, start = tmp_path / f"{n}.db", time.monotonic() + 0.05
+def test_many_processes_make_one_store(tmp_path: Path) -> None:
+    for n in range(30):
+        root, start = tmp_path / str(n), time.monotonic() + 0.03
 
-        def make(path: Path = path, start: float = start) -> None:
+        def make(root: Path = root, start: float = start) -> None:
             time.sleep(max(0.0, start - time.monotonic()))
-            with contextlib.closing(Catalog(path, read_only=False)) as catalog:
-                assert catalog.documents() == []
+            with ChunkStore.open(root, limit_bytes=2**26) as store:
+                assert store.catalog.documents() == []
 
         children = [in_child(make) for _ in range(6)]
         assert [ended(child) for child in children] == [0] * 6
