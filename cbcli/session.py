@@ -1,22 +1,35 @@
-"""What `ingest` and `ask` open first: the model, the store, the engine."""
+"""What commands open first: the model, the store, the engine; and the settings as it takes them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cache_store.errors import NotFoundError
 from cache_store.store import ChunkStore
 from cbcli.output import Output
 from cbcli.settings import Settings, data_root
 from engine import library
 
 if TYPE_CHECKING:
+    from engine.api import Engine
     from engine.blueprint import Blueprint
+    from engine.options import BlendOptions, SamplingOptions
 
 
 def open_store(settings: Settings) -> ChunkStore:
     """The store the settings name, made where there is none."""
     return ChunkStore.open(settings.store, limit_bytes=settings.limit)
+
+
+def open_existing_store(settings: Settings) -> ChunkStore:
+    """The store; NotFoundError, before anything is made, where there is none."""
+    if not settings.store.exists():
+        raise NotFoundError(
+            f"there is no store at {settings.store}", "make one: cacheblend ingest PATH"
+        )
+    return open_store(settings)
 
 
 def model_folder(settings: Settings, out: Output) -> Path:
@@ -44,6 +57,46 @@ def open_blueprint(settings: Settings, out: Output) -> Blueprint:
         separator=settings.separator,
         template_date=settings.template_date,
         memo=data_root() / "fingerprints.json",
+    )
+
+
+def load_engine(settings: Settings, blueprint: Blueprint, store: ChunkStore) -> Engine:
+    """The model with its weights, over the store."""
+    from engine.api import Engine
+
+    return Engine.load(blueprint, store=store, threads=settings.threads)
+
+
+def blend_options(settings: Settings, positions: Sequence[int] | None = None) -> BlendOptions:
+    """What to recompute; `positions` of the prompt instead of what the policy would select.
+
+    Raises UsageError for settings that don't go together.
+    """
+    from engine.options import BlendOptions
+
+    return BlendOptions.of(
+        mode=settings.mode,
+        policy=settings.policy if positions is None else "explicit",
+        ratio=settings.ratio,
+        check_layers=settings.check_layers,
+        indices=positions,
+        min_tokens=settings.min_tokens,
+        seed=settings.seed,
+        strict_context=settings.strict_context,
+    )
+
+
+def sampling_options(settings: Settings) -> SamplingOptions:
+    """How to choose the tokens of an answer."""
+    from engine.options import SamplingOptions
+
+    return SamplingOptions(
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.sample_top_k,
+        seed=settings.seed,
+        stop=settings.stop,
     )
 
 

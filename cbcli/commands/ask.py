@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -12,13 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.catalog import ChunkInfo
-from cache_store.errors import IntegrityError, NotFoundError, UsageError
-from cache_store.keys import chunk_id
+from cache_store.errors import NotFoundError, UsageError
 from cache_store.store import ChunkStore
+from cbcli import flags
+from cbcli.chooser import Chooser
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
 from cbcli.output import Output
-from cbcli.session import open_blueprint, open_store
+from cbcli.session import (
+    blend_options,
+    load_engine,
+    open_blueprint,
+    open_existing_store,
+    sampling_options,
+)
 from cbcli.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -44,77 +50,33 @@ def ask(
         list[str] | None,
         typer.Option("--chunk", "-c", help="A chunk's id or its beginning; repeat, in order."),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", "-k", help="Chunks to retrieve for the question.")
-    ] = None,
-    order: Annotated[
-        str | None, typer.Option("--order", help="given, score, source or shuffle.")
-    ] = None,
-    mode: Annotated[
-        str | None, typer.Option("--mode", help="blend, reuse, full or prefix.")
-    ] = None,
-    ratio: Annotated[
-        str | None,
-        typer.Option(
-            "--ratio",
-            "-r",
-            help="Share of cached tokens to recompute; 0.3,0.16 for two check layers.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="value, key, key+value or random.")
-    ] = None,
-    check_layer: Annotated[
-        list[str] | None,
-        typer.Option("--check-layer", help="Layer at which tokens are selected; repeatable."),
-    ] = None,
+    top_k: flags.TopK = None,
+    order: flags.Order = None,
+    mode: flags.Mode = None,
+    ratio: flags.Ratio = None,
+    policy: flags.Policy = None,
+    check_layer: flags.CheckLayer = None,
     indices: Annotated[
         str | None,
         typer.Option("--indices", help="Recompute these prompt positions instead: 40,52,60-75."),
     ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option("--min-tokens", help="Fewest cached tokens worth blending.")
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also run a full prefill, and compare.")
-    ] = False,
-    save: Annotated[
-        bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
-    ] = None,
-    strict_context: Annotated[
-        bool | None,
-        typer.Option(
-            "--strict-context/--any-context",
-            help="Use only chunks computed behind this very system prompt.",
-        ),
-    ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="Most tokens of the answer.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 decodes greedily, more samples.")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus to sample from.")] = None,
-    sample_top_k: Annotated[
-        int | None, typer.Option("--sample-top-k", help="Likeliest tokens to sample from.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of sampling, shuffling and policy random.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="A text that ends the answer; repeatable.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")] = None,
-    store: Annotated[str | None, typer.Option("--store", help="Folder of the store.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads to use.")] = None,
-    offline: Annotated[
-        bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
-    ] = None,
+    min_tokens: flags.MinTokens = None,
+    compare: flags.Compare = False,
+    save: flags.Save = None,
+    strict_context: flags.StrictContext = None,
+    system: flags.System = None,
+    max_tokens: flags.MaxTokens = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    sample_top_k: flags.SampleTopK = None,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    model: flags.Model = None,
+    store: flags.Store = None,
+    device: flags.Device = None,
+    dtype: flags.DType = None,
+    threads: flags.Threads = None,
+    offline: flags.Offline = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -158,7 +120,7 @@ def ask(
     text = _question(question)
     with open_existing_store(settings) as opened:
         began = time.perf_counter()
-        chunks = choose_chunks(opened, settings, text, chunk or [])
+        chunks = Chooser(opened).choose(settings, text, chunk or [])
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
         blueprint = open_blueprint(settings, out)
@@ -175,73 +137,6 @@ def ask(
         total_s=open_s + retrieve_s + result.timing.total_s,
     )
     _report(out, replace(result, timing=timing))
-
-
-def open_existing_store(settings: Settings) -> ChunkStore:
-    """The store; NotFoundError, before anything is made, where there is none."""
-    if not settings.store.exists():
-        raise NotFoundError(
-            f"there is no store at {settings.store}", "make one: cacheblend ingest PATH"
-        )
-    return open_store(settings)
-
-
-def choose_chunks(
-    store: ChunkStore, settings: Settings, question: str, given: Sequence[str]
-) -> list[ChunkInfo]:
-    """The chunks named, or those the question retrieves, in the order asked for.
-
-    Raises NotFoundError for an unknown id and where nothing is found, UsageError for an id that
-    several chunks begin with.
-    """
-    score = settings.order == "score"
-    if given and not score:
-        chosen = [store.catalog.chunk(name) for name in given]
-    else:
-        from engine.retrieval import Retriever
-
-        chunks = [store.catalog.chunk(name) for name in given] or store.catalog.chunks()
-        if not chunks:
-            raise NotFoundError(
-                f"the store at {settings.store} has no chunks", "fill it: cacheblend ingest PATH"
-            )
-        count = len(given) or settings.top_k
-        chosen = [hit.chunk for hit in Retriever(chunks).search(question, count)]
-        if given:  # chunks without a word in common were named all the same
-            ids = {chunk.chunk_id for chunk in chosen}
-            chosen += [chunk for chunk in chunks if chunk.chunk_id not in ids]
-        if not chosen:
-            raise NotFoundError(
-                "no stored chunk has a word in common with the question",
-                "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
-            )
-    for chunk in chosen:
-        if chunk_id(chunk.text) != chunk.chunk_id:
-            raise IntegrityError(
-                f"the text of chunk {chunk.chunk_id[:12]} was altered in the store",
-                f"ingest {chunk.source} again",
-            )
-    if settings.order == "source":
-        chosen.sort(key=lambda chunk: (chunk.source, chunk.ordinal))
-    elif settings.order == "shuffle":
-        random.Random(settings.seed).shuffle(chosen)
-    return chosen
-
-
-def blend_options(settings: Settings, positions: Sequence[int] | None) -> BlendOptions:
-    """The settings as the engine takes them."""
-    from engine.options import BlendOptions
-
-    return BlendOptions.of(
-        mode=settings.mode,
-        policy=settings.policy if positions is None else "explicit",
-        ratio=settings.ratio,
-        check_layers=settings.check_layers,
-        indices=positions,
-        min_tokens=settings.min_tokens,
-        seed=settings.seed,
-        strict_context=settings.strict_context,
-    )
 
 
 def parse_indices(text: str) -> list[int]:
@@ -312,23 +207,12 @@ def _answer(
     blend: BlendOptions,
     compare: bool,
 ) -> AskResult:
-    from engine.api import Engine
-    from engine.options import SamplingOptions
-
-    sampling = SamplingOptions(
-        max_tokens=settings.max_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.sample_top_k,
-        seed=settings.seed,
-        stop=settings.stop,
-    )
-    engine = Engine.load(blueprint, store=store, threads=settings.threads)
+    engine = load_engine(settings, blueprint, store)
     return engine.ask(
         question,
         [engine.chunk(chunk.text, chunk.source) for chunk in chunks],
         blend=blend,
-        sampling=sampling,
+        sampling=sampling_options(settings),
         compare=compare,
         save=settings.save,
         on_text=None if out.json else out.piece,

@@ -1,0 +1,93 @@
+"""Which chunks a prompt gets: those that were named, or those its question retrieves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cache_store.catalog import ChunkInfo
+from cache_store.errors import IntegrityError, NotFoundError
+from cache_store.keys import chunk_id
+from cache_store.store import ChunkStore
+from cbcli.settings import Settings
+
+if TYPE_CHECKING:
+    from engine.retrieval import Retriever
+
+
+class Chooser:
+    """Chooses chunks of one store. What questions are looked up in is built once, and again only
+    after the catalog has changed."""
+
+    def __init__(self, store: ChunkStore) -> None:
+        self.store = store
+        self._retriever: Retriever[ChunkInfo] | None = None
+        self._revision = -1
+
+    def choose(self, settings: Settings, question: str, names: Sequence[str]) -> list[ChunkInfo]:
+        """The chunks named, or without names those retrieved, in the order the settings ask for.
+
+        Raises as `named` and `retrieved` do.
+        """
+        if names:
+            return in_order(self.named(names), settings, question)
+        found = self.retrieved(question, settings.top_k)  # by score, as they are
+        return found if settings.order == "score" else in_order(found, settings, question)
+
+    def named(self, names: Sequence[str]) -> list[ChunkInfo]:
+        """The chunks of these ids or beginnings of ids.
+
+        Raises NotFoundError for an unknown one, UsageError for one that several begin with.
+        """
+        return [self._unaltered(self.store.catalog.chunk(name)) for name in names]
+
+    def retrieved(self, question: str, top_k: int) -> list[ChunkInfo]:
+        """The chunks that fit the question best, best first. Raises NotFoundError where none has
+        a word in common with it."""
+        found = [hit.chunk for hit in self._index().search(question, top_k)]
+        if not found:
+            raise NotFoundError(
+                "no stored chunk has a word in common with the question",
+                "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
+            )
+        return [self._unaltered(chunk) for chunk in found]
+
+    def _index(self) -> Retriever[ChunkInfo]:
+        from engine.retrieval import Retriever
+
+        revision = self.store.catalog.revision
+        if self._retriever is None or self._revision != revision:
+            chunks = self.store.catalog.chunks()
+            if not chunks:
+                raise NotFoundError(
+                    f"the store at {self.store.path} has no chunks",
+                    "fill it: cacheblend ingest PATH",
+                )
+            self._retriever, self._revision = Retriever(chunks), revision
+        return self._retriever
+
+    def _unaltered(self, chunk: ChunkInfo) -> ChunkInfo:
+        if chunk_id(chunk.text) != chunk.chunk_id:
+            raise IntegrityError(
+                f"the text of chunk {chunk.chunk_id[:12]} was altered in the store",
+                f"ingest {chunk.source} again",
+            )
+        return chunk
+
+
+def in_order(chunks: Sequence[ChunkInfo], settings: Settings, question: str) -> list[ChunkInfo]:
+    """The chunks in the order the settings ask for. By score, those without a word in common with
+    the question come last, as they were."""
+    if settings.order == "score":
+        from engine.retrieval import Retriever
+
+        scored = Retriever(chunks).search(question, len(chunks)) if chunks else []
+        ranks = {hit.chunk.chunk_id: hit.rank for hit in scored}
+        return sorted(chunks, key=lambda chunk: ranks.get(chunk.chunk_id, len(chunks) + 1))
+    if settings.order == "source":
+        return sorted(chunks, key=lambda chunk: (chunk.source, chunk.ordinal))
+    ordered = list(chunks)
+    if settings.order == "shuffle":
+        random.Random(settings.seed).shuffle(ordered)
+    return ordered

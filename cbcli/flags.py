@@ -1,0 +1,66 @@
+"""The flags that `ask` and `run` share, each declared once: `top_k: flags.TopK = None`.
+
+All are None where they aren't given, for `load_settings` to take what is below a flag.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+TopK = Annotated[
+    int | None, typer.Option("--top-k", "-k", help="Chunks to retrieve for the question.")
+]
+Order = Annotated[str | None, typer.Option("--order", help="given, score, source or shuffle.")]
+Mode = Annotated[str | None, typer.Option("--mode", help="blend, reuse, full or prefix.")]
+Ratio = Annotated[
+    str | None,
+    typer.Option(
+        "--ratio", "-r", help="Share of cached tokens to recompute; 0.3,0.16 for two check layers."
+    ),
+]
+Policy = Annotated[str | None, typer.Option("--policy", help="value, key, key+value or random.")]
+CheckLayer = Annotated[
+    list[str] | None,
+    typer.Option("--check-layer", help="Layer at which tokens are selected; repeatable."),
+]
+MinTokens = Annotated[
+    int | None, typer.Option("--min-tokens", help="Fewest cached tokens worth blending.")
+]
+Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefill, and compare.")]
+Save = Annotated[
+    bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
+]
+StrictContext = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict-context/--any-context",
+        help="Use only chunks computed behind this very system prompt.",
+    ),
+]
+System = Annotated[str | None, typer.Option("--system", help="System prompt.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", "-n", help="Most tokens of the answer.")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 decodes greedily, more samples.")
+]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus to sample from.")]
+SampleTopK = Annotated[
+    int | None, typer.Option("--sample-top-k", help="Likeliest tokens to sample from.")
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Of sampling, shuffling and policy random.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="A text that ends the answer; repeatable.")
+]
+Model = Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")]
+Store = Annotated[str | None, typer.Option("--store", help="Folder of the store.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
+Offline = Annotated[
+    bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
+]
