@@ -14,7 +14,7 @@ MODEL := $(CACHEBLEND_MODELS_DIR)/smollm2-135m/config.json
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard engine/kernels/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

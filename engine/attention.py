@@ -90,14 +90,14 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     plan: AttentionPlan,
-    window: int | None = None,
+    window: int | None,
+    out: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of the plan's queries over one layer's KV cache.
+    """Attention of the plan's queries over one layer's KV cache, by torch's own kernels.
 
     q: [T, heads, head_dim], rotated; k, v: [kv_heads, N, head_dim], k rotated, row i at position
-    i. Returns [T, heads * head_dim].
+    i. The result goes into out [T, heads, head_dim].
     """
-    tokens = q.shape[0]
     if window is not None and plan.bounds[-1] < window:
         window = None  # nothing is out of reach yet
     queries = q.transpose(0, 1)[None]  # [1, heads, T, head_dim]
@@ -106,11 +106,10 @@ def attend(
         # for nothing: first²/2 scores more, which is less than masks cost.
         first, end = plan.bounds[0], plan.bounds[-1] + 1
         queries = F.pad(queries, (0, 0, first, 0)) if first else queries
-        out = F.scaled_dot_product_attention(
+        part = F.scaled_dot_product_attention(
             queries, k[None, :, :end], v[None, :, :end], is_causal=True, enable_gqa=True
         )
-        return out[0, :, first:].transpose(0, 1).reshape(tokens, -1)
-    out = q.new_empty(q.shape)
+        return out.copy_(part[0, :, first:].transpose(0, 1))
     for block in plan.blocks(window):
         part = F.scaled_dot_product_attention(
             queries[:, :, block.start : block.end],
@@ -120,4 +119,4 @@ def attend(
             enable_gqa=True,
         )
         out[block.start : block.end] = part[0].transpose(0, 1)
-    return out.view(tokens, -1)
+    return out

@@ -113,7 +113,7 @@ class _Blend:
             with self.watch.recompute:
                 normed = model.norm_in(layer, x)
                 k, v = model.keys_values(layer, normed)
-                self.cache.put(layer, self.positions, model.rotated(layer, k, self.rows), v)
+                model.store(layer, self.cache, self.positions, k, v, self.rows)
             if layer in self.stages and layer > 0:
                 with self.watch.score:
                     keep = self._narrow(layer, LayerKV(k, v), loaded)
@@ -149,9 +149,8 @@ class _Blend:
                     self.tables[0][part.start : part.end],
                     self.tables[1][part.start : part.end],
                 )
-                k_out, v_out = self.cache.rows(layer, part.start, part.end)
-                self.model.rotated(layer, part.kv.k, rows, out=k_out)
-                v_out.copy_(part.kv.v)
+                where = (part.start, part.end)
+                self.model.store(layer, self.cache, where, part.kv.k, part.kv.v, rows)
 
     def _choose_by_position(self, positions: list[int], layer: int) -> list[int]:
         """Selection before anything is computed, by a policy that needs no deviation."""

@@ -39,9 +39,7 @@ def forward(
         k, v = model.keys_values(layer, normed)
         if capture is not None:
             capture(layer, k, v)
-        k_out, v_out = cache.rows(layer, start, end)
-        model.rotated(layer, k, rows, out=k_out)
-        v_out.copy_(v)
+        model.store(layer, cache, (start, end), k, v, rows)
         if layer == model.config.layers - 1 and wanted < tokens:
             if wanted == 0:
                 break

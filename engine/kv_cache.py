@@ -27,8 +27,3 @@ class KVCache:
             self.k[layer, :, start:end].transpose(0, 1),
             self.v[layer, :, start:end].transpose(0, 1),
         )
-
-    def put(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes k (rotated) and v [T, kv_heads, head_dim] at scattered positions int64 [T]."""
-        self.k[layer].index_copy_(1, positions, k.transpose(0, 1))
-        self.v[layer].index_copy_(1, positions, v.transpose(0, 1))

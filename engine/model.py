@@ -1,5 +1,7 @@
 """The decoder, as the steps that blending puts together: each works on any subset of tokens."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,11 +9,15 @@ import torch.nn.functional as F
 
 from cache_store.errors import UsageError
 from cache_store.keys import DType
-from engine.attention import AttentionPlan, attend
+from engine.attention import AttentionPlan
 from engine.config import ModelConfig, load_config
+from engine.kernels import kernels_for
 from engine.kv_cache import KVCache
-from engine.rope import Rope, rotate
+from engine.rope import Rope
 from engine.weights import Weights, load_weights
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of some positions, float32 [T, dim]: rows of `Rope.tables`."""
 
 DTYPES: dict[DType, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -33,6 +39,7 @@ class Decoder:
         self.device = weights.embed.device
         self.dtype = weights.embed.dtype
         self.rope = Rope(config, self.device)
+        self.kernels = kernels_for(self.device, self.dtype)
         self._buffers: dict[str, torch.Tensor] = {}
 
     @classmethod
@@ -43,13 +50,6 @@ class Decoder:
         kind = DTYPES[choose_dtype(dtype, config.dtype, where)]
         return cls(config, load_weights(model_dir, config, where, kind))
 
-    def _activate(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP's activation, in place where torch can."""
-        if self.config.activation == "silu":
-            return F.silu(x, inplace=True)
-        tanh = self.config.activation == "gelu_pytorch_tanh"
-        return F.gelu(x, approximate="tanh" if tanh else "none")
-
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(self.config, capacity, self.device, self.dtype)
 
@@ -58,33 +58,55 @@ class Decoder:
         return F.embedding(token_ids, self.weights.embed)
 
     def norm_in(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """The input of a layer's attention projections."""
-        return self._rms(x, self.weights.layers[layer].input_norm)
+        """The input of a layer's attention projections; the next norm overwrites it."""
+        weight = self.weights.layers[layer].input_norm
+        return self.kernels.norm(x, weight, self.config.rms_norm_eps, self._kept("norm", x.shape))
 
     def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K before RoPE (after any k-norm) and V, each [T, kv_heads, head_dim]."""
         w, c = self.weights.layers[layer], self.config
         k = F.linear(normed, w.k, w.k_bias).view(-1, c.kv_heads, c.head_dim)
         v = F.linear(normed, w.v, w.v_bias).view(-1, c.kv_heads, c.head_dim)
-        return (k if w.k_norm is None else self._rms(k, w.k_norm)), v
+        return (k if w.k_norm is None else self._head_norm(k, w.k_norm)), v
 
     def queries(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
-        """Q before RoPE (after any q-norm), [T, heads, head_dim]."""
+        """Q before RoPE (after any q-norm), [T, heads, head_dim]; the next call overwrites it."""
         w, c = self.weights.layers[layer], self.config
         q = self._linear("q", normed, w.q, w.q_bias).view(-1, c.heads, c.head_dim)
-        return q if w.q_norm is None else self._rms(q, w.q_norm)
+        return q if w.q_norm is None else self._head_norm(q, w.q_norm)
+
+    def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self.kernels.norm(x, weight, self.config.rms_norm_eps, x)
 
     def rotated(
+        self, layer: int, x: torch.Tensor, rows: Rows, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Q or K [T, heads, head_dim] at the positions whose cos and sin rows are given, in
+        place or into `out`."""
+        turned = self.config.rope_layers[layer]
+        if out is None and not turned:
+            return x
+        return self.kernels.place(x, rows if turned else None, x if out is None else out)
+
+    def store(
         self,
         layer: int,
-        x: torch.Tensor,
-        tables: tuple[torch.Tensor, torch.Tensor],
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Q or K [T, heads, head_dim] at the positions whose cos and sin rows are given."""
-        if self.config.rope_layers[layer]:
-            return rotate(x, *tables, out=out)
-        return x if out is None else out.copy_(x)
+        cache: KVCache,
+        where: tuple[int, int] | torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: Rows,
+    ) -> None:
+        """Puts K (before RoPE) and V [T, kv_heads, head_dim] into the cache, K rotated.
+
+        where: positions [start, end), or int64 [T]; rows: cos and sin there.
+        """
+        turned = rows if self.config.rope_layers[layer] else None
+        places = where if isinstance(where, torch.Tensor) else None
+        span = (0, cache.capacity) if isinstance(where, torch.Tensor) else where
+        k_out, v_out = cache.rows(layer, *span)
+        self.kernels.place(k, turned, k_out, places)
+        self.kernels.place(v, None, v_out, places)
 
     def plan(self, positions: list[int]) -> AttentionPlan:
         """Attention of tokens at these increasing positions, for every layer."""
@@ -93,46 +115,49 @@ class Decoder:
     def attend(
         self, layer: int, q: torch.Tensor, cache: KVCache, plan: AttentionPlan
     ) -> torch.Tensor:
-        """Attention of the plan's rotated queries over the cache, [T, heads * head_dim]."""
-        return attend(q, cache.k[layer], cache.v[layer], plan, self.config.windows[layer])
+        """Attention of the plan's rotated queries over the cache, [T, heads * head_dim]; the next
+        call overwrites it."""
+        k, v, window = cache.k[layer], cache.v[layer], self.config.windows[layer]
+        out = self._kept("attention", q.shape)
+        return self.kernels.attend(q, k, v, plan, window, out).view(len(q), -1)
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """Adds a layer's output projection and MLP to the residual stream `x` [T, hidden], in
         place, and returns it."""
-        w = self.weights.layers[layer]
-        x.add_(self._linear("o", attention, w.o, w.o_bias))
-        normed = self._rms(x, w.post_norm)
-        gate = self._activate(self._linear("gate", normed, w.gate, w.gate_bias))
-        gate.mul_(self._linear("up", normed, w.up, w.up_bias))
+        w, eps = self.weights.layers[layer], self.config.rms_norm_eps
+        projected = self._linear("o", attention, w.o, w.o_bias)
+        normed = self.kernels.add_norm(x, projected, w.post_norm, eps, self._kept("norm", x.shape))
+        gate = self._linear("gate", normed, w.gate, w.gate_bias)
+        up = self._linear("up", normed, w.up, w.up_bias)
+        self.kernels.gate(gate, up, self.config.activation)
         return x.add_(self._linear("o", gate, w.down, w.down_bias))
 
     def _linear(
         self, slot: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x @ weight.T + bias, into memory that the next call with this slot overwrites.
-
-        A fresh result costs a page fault for every 4 kB, on a CPU half the time of the product.
-        """
-        size = len(x) * len(weight)
-        buffer = self._buffers.get(slot)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[slot] = x.new_empty(size)
-        out = buffer[:size].view(len(x), len(weight))
+        """x @ weight.T + bias, into memory that the next call with this slot overwrites."""
+        out = self._kept(slot, (len(x), len(weight)))
         if bias is None:
             return torch.mm(x, weight.t(), out=out)
         return torch.addmm(bias, x, weight.t(), out=out)
 
+    def _kept(self, slot: str, shape: Sequence[int]) -> torch.Tensor:
+        """Memory for an intermediate result, the slot's own.
+
+        A fresh one costs a page fault for every 4 kB, on a CPU as much as half a product.
+        """
+        size = math.prod(shape)
+        buffer = self._buffers.get(slot)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[slot] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return buffer[:size].view(shape)
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden] -> float32 logits [T, vocab]."""
-        return F.linear(self._rms(x, self.weights.norm), self.weights.head).float()
-
-    def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension, in float32, rounded once; torch's own is several times
-        slower on a CPU."""
-        y = x.to(torch.float32, copy=True)
-        size = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        scale = size.square_().div_(x.shape[-1]).add_(self.config.rms_norm_eps).rsqrt_()
-        return y.mul_(scale).mul_(weight.float()).to(x.dtype)
+        normed = self.kernels.norm(
+            x, self.weights.norm, self.config.rms_norm_eps, self._kept("norm", x.shape)
+        )
+        return F.linear(normed, self.weights.head).float()
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,164 @@
+"""The inner loops in C (`attention.c`, `rows.c`), for bfloat16 on a CPU.
+
+The library is built when the project is installed, where a C compiler is there; it is found as a
+file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
+"""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from engine.attention import AttentionPlan
+from engine.kernels.plain import PlainKernels
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "cb_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
+    "cb_gate": (_POINTER, _POINTER, _LONG, _INT, _INT),
+    "cb_place": (
+        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _INT),
+    ),
+    "cb_attend": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
+    ),
+}
+_GROUP = 32  # keys the attention kernel works on at a time
+_FEW = 16  # query rows a KV head, below which torch's attention is as fast
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The built kernels; None where there are none, they don't load, or they aren't wanted."""
+    if os.environ.get("CACHEBLEND_NATIVE", "1").strip().lower() in ("0", "off", "no", "false"):
+        return None
+    for path in sorted(Path(__file__).parent.glob("_native*.so")):
+        try:
+            found = ctypes.CDLL(str(path))
+            for name, types in _SIGNATURES.items():
+                getattr(found, name).argtypes = types
+                getattr(found, name).restype = None
+        except (OSError, AttributeError):  # of another machine, or of an older version
+            continue
+        return found
+    return None
+
+
+class NativeKernels:
+    """See `engine.kernels.Kernels`. All tensors are bfloat16 on the CPU, cos and sin float32.
+
+    What a kernel does not cover (activations, head sizes, strides) torch does.
+    """
+
+    name = "native"
+
+    def __init__(self, built: ctypes.CDLL) -> None:
+        self._c, self._plain = built, PlainKernels()
+        self._tiles = bool(built.cb_can_attend())
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> torch.Tensor:
+        if not (x.is_contiguous() and out.is_contiguous()):
+            return self._plain.norm(x, weight, eps, out)
+        self._norm(x, None, weight, eps, out)
+        return out
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        if not (x.is_contiguous() and delta.is_contiguous() and out.is_contiguous()):
+            return self._plain.add_norm(x, delta, weight, eps, out)
+        self._norm(x, delta.data_ptr(), weight, eps, out)
+        return out
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        delta: int | None,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        size = x.shape[-1]
+        self._c.cb_norm(
+            *(x.data_ptr(), delta, weight.data_ptr(), out.data_ptr()),
+            *(x.numel() // size, size, eps, torch.get_num_threads()),
+        )
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        if activation == "gelu" or not (gate.is_contiguous() and up.is_contiguous()):
+            return self._plain.gate(gate, up, activation)
+        tanh = activation == "gelu_pytorch_tanh"
+        threads = torch.get_num_threads()
+        self._c.cb_gate(gate.data_ptr(), up.data_ptr(), gate.numel(), tanh, threads)
+        return gate
+
+    def place(
+        self,
+        x: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+        out: torch.Tensor,
+        places: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tokens, heads, dim = x.shape
+        tables = rows or ()
+        if (
+            x.stride()[1:] != (dim, 1)
+            or out.stride(2) != 1
+            or not all(table.is_contiguous() for table in tables)
+        ):
+            return self._plain.place(x, rows, out, places)
+        cos, sin = (table.data_ptr() for table in tables) if tables else (None, None)
+        self._c.cb_place(
+            *(x.data_ptr(), x.stride(0), cos, sin, out.data_ptr()),
+            None if places is None else places.data_ptr(),
+            *(tokens, heads, dim, tables[0].shape[-1] if tables else 0),
+            *(out.stride(0), out.stride(1), torch.get_num_threads()),
+        )
+        return out
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        tokens, heads, dim = q.shape
+        kv_heads, capacity, _ = k.shape
+        if (
+            not self._tiles
+            or dim % _GROUP
+            or dim > 256
+            or tokens * heads // kv_heads < _FEW
+            or not (q.is_contiguous() and out.is_contiguous())
+            or k.stride() != v.stride()
+            or k.stride()[1:] != (dim, 1)
+        ):
+            return self._plain.attend(q, k, v, plan, window, out)
+        keys = plan.bounds[-1] + 1
+        if keys > capacity:
+            raise ValueError(f"position {plan.bounds[-1]} in a KV cache of {capacity}")
+        size = kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1)
+        if len(self._scratch) < size:
+            self._scratch = torch.empty(size, dtype=torch.bfloat16)
+        self._c.cb_attend(
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
+            plan.positions.data_ptr(),
+            *(tokens, heads, kv_heads, dim, k.stride(0), window or 0, dim**-0.5),
+            *(self._scratch.data_ptr(), torch.get_num_threads()),
+        )
+        return out

@@ -1,0 +1,60 @@
+"""The inner loops in torch: every device and type, and the reference for the others."""
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention import AttentionPlan, attend
+from engine.rope import rotate
+
+
+class PlainKernels:
+    """See `engine.kernels.Kernels`."""
+
+    name = "torch"
+
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> torch.Tensor:
+        """In float32, rounded once; torch's own is several times slower on a CPU."""
+        y = x.to(torch.float32, copy=True)
+        size = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        return out.copy_(y.mul_(scale).mul_(weight.float()))
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.norm(x.add_(delta), weight, eps, out)
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        if activation == "silu":
+            return F.silu(gate, inplace=True).mul_(up)
+        tanh = activation == "gelu_pytorch_tanh"
+        return torch.mul(F.gelu(gate, approximate="tanh" if tanh else "none"), up, out=gate)
+
+    def place(
+        self,
+        x: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+        out: torch.Tensor,
+        places: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if places is not None:
+            return out.index_copy_(0, places, x if rows is None else rotate(x, *rows))
+        return out.copy_(x) if rows is None else rotate(x, *rows, out=out)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        return attend(q, k, v, plan, window, out)

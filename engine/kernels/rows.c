@@ -1,0 +1,126 @@
+/* Work on rows of bfloat16, each read and written once; the arithmetic between is float32.
+
+   Plain loops the compiler vectorises, cloned for several instruction sets. */
+
+#include "native.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(CB_X86)
+#define CB_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CB_CLONES
+#endif
+
+static inline float wide(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* Rounded to nearest, ties to even; what is not a number stays that. */
+static inline uint16_t narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (uint16_t)(x == x ? rounded : 0x7fc0);
+}
+
+/* e^x, to 2e-7 relative, for any x; 0 and very large numbers at the ends of the range. */
+static inline float exponential(float x) {
+    float t = x * 1.44269504f;
+    t = t < -126.0f ? -126.0f : t > 126.0f ? 126.0f : t;
+    const float whole = (t + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: to the nearest integer */
+    const float f = t - whole;
+    float p = 1.33335581e-3f;
+    p = p * f + 9.61812910e-3f;
+    p = p * f + 5.55041087e-2f;
+    p = p * f + 2.40226507e-1f;
+    p = p * f + 6.93147181e-1f;
+    p = p * f + 1.0f;
+    const uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+CB_CLONES static void norm_row(uint16_t *restrict x, const uint16_t *restrict add,
+                               const uint16_t *restrict weight, uint16_t *restrict out, long size,
+                               float eps) {
+    if (add)
+        for (long i = 0; i < size; i++) x[i] = narrow(wide(x[i]) + wide(add[i]));
+    float sums[64] = {0}; /* apart from each other, so that they can be added side by side */
+    long i = 0;
+    for (; i + 64 <= size; i += 64)
+        for (int j = 0; j < 64; j++) sums[j] += wide(x[i + j]) * wide(x[i + j]);
+    for (; i < size; i++) sums[0] += wide(x[i]) * wide(x[i]);
+    float sum = 0;
+    for (int j = 0; j < 64; j++) sum += sums[j];
+    const float scale = 1.0f / sqrtf(sum / (float)size + eps);
+    if (out)
+        for (i = 0; i < size; i++) out[i] = narrow(wide(x[i]) * scale * wide(weight[i]));
+}
+
+/* x += add (unless null), then out = RMSNorm(x) * weight; all [rows, size], contiguous. */
+CB_API void cb_norm(uint16_t *x, const uint16_t *add, const uint16_t *weight, uint16_t *out,
+                    long rows, long size, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long r = 0; r < rows; r++)
+        norm_row(x + r * size, add ? add + r * size : 0, weight, out ? out + r * size : 0, size,
+                 eps);
+}
+
+CB_CLONES static void silu_row(uint16_t *restrict gate, const uint16_t *restrict up, long size) {
+    for (long i = 0; i < size; i++) {
+        const float x = wide(gate[i]);
+        gate[i] = narrow(x / (1.0f + exponential(-x)) * wide(up[i]));
+    }
+}
+
+CB_CLONES static void gelu_row(uint16_t *restrict gate, const uint16_t *restrict up, long size) {
+    for (long i = 0; i < size; i++) {
+        const float x = wide(gate[i]);
+        const float t = 1.5957691216f * (x + 0.044715f * x * x * x); /* twice tanh's argument */
+        gate[i] = narrow(x / (1.0f + exponential(-t)) * wide(up[i]));
+    }
+}
+
+/* gate = silu(gate) * up, or gelu's tanh form of it; `size` elements each. */
+CB_API void cb_gate(uint16_t *gate, const uint16_t *up, long size, int gelu, int threads) {
+    enum { PART = 4096 };
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < size; i += PART) {
+        const long part = size - i < PART ? size - i : PART;
+        (gelu ? gelu_row : silu_row)(gate + i, up + i, part);
+    }
+}
+
+CB_CLONES static void turn_row(const uint16_t *x, const float *restrict cosine,
+                               const float *restrict sine, uint16_t *out, long dim) {
+    const long half = dim / 2;
+#pragma GCC ivdep /* x and out are the same row or have nothing in common */
+    for (long i = 0; i < half; i++) {
+        const float a = wide(x[i]), b = wide(x[half + i]);
+        out[i] = narrow(a * cosine[i] + b * sine[i]);
+        out[half + i] = narrow(b * cosine[half + i] + a * sine[half + i]);
+    }
+}
+
+/* Puts row i of x [tokens, heads, dim] at out + place * token_stride + head * head_stride, its first
+   `turned` dimensions rotated by row i of cos and sin [tokens, turned]. place: places[i], or i where
+   that is null. x's heads are contiguous, its tokens x_stride apart; out may be x itself. */
+CB_API void cb_place(const uint16_t *x, long x_stride, const float *cosine, const float *sine,
+                     uint16_t *out, const int64_t *places, long tokens, long heads, long dim,
+                     long turned, long token_stride, long head_stride, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < tokens; i++) {
+        const uint16_t *from = x + i * x_stride;
+        uint16_t *to = out + (places ? places[i] : i) * token_stride;
+        for (long head = 0; head < heads; head++, from += dim, to += head_stride) {
+            if (turned) turn_row(from, cosine + i * turned, sine + i * turned, to, turned);
+            if (to != from) memcpy(to + turned, from + turned, (dim - turned) * 2);
+        }
+    }
+}
