@@ -285,7 +285,8 @@ class ChunkStore:
 
     # Sizes.
 
-    def predicted_bytes(self, spec: KVSpec, tokens: int, context_tokens: int = 0) -> int:
+    @staticmethod
+    def predicted_bytes(spec: KVSpec, tokens: int, context_tokens: int = 0) -> int:
         """Bytes on disk that an entry of that many tokens takes, its index rows included."""
         file = predicted_file_bytes(spec, tokens, context_tokens, chunk_id="0" * _ID_DIGITS)
         return round_up(file) + round_up(_ROW_BYTES + 8 * context_tokens)
