@@ -15,7 +15,7 @@ from cache_store.errors import UsageError
 from engine.attention import AttentionPlan
 from engine.forward import Tables
 from engine.kv_cache import KVCache
-from engine.loader import LayerLoader, LoadedSegment
+from engine.loaders import LayerLoader, LoadedSegment
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.policies import Candidates, LayerKV, budget, make_policy, select
@@ -99,6 +99,7 @@ class _Blend:
         model = self.model
         first = next(iter(self.stages), None)
         full_until = first if first is not None and self.policy.needs_deviation else -1
+        self.loader.start(exact_before=full_until)
         chosen = self.hits if full_until >= 0 else []
         if first == 0:
             chosen = self._choose_by_position(self.hits, 0)
@@ -108,7 +109,7 @@ class _Blend:
         last_layer = model.config.layers - 1
         for layer in range(model.config.layers):
             per_layer.append(len(self.chosen))
-            loaded = self.loader.layer(layer, exact_only=layer < full_until)
+            loaded = self.loader.layer(layer)
             self._place(layer, loaded, exact_only=layer <= full_until)
             with self.watch.recompute:
                 normed = model.norm_in(layer, x)
@@ -118,6 +119,7 @@ class _Blend:
                 with self.watch.score:
                     keep = self._narrow(layer, LayerKV(k, v), loaded)
                     x, normed = x[keep], normed[keep]
+            self.loader.release()
             with self.watch.recompute:
                 if layer == last_layer:  # only the first output token is left to know
                     x, normed = x[-1:], normed[-1:]

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from cache_store.errors import UsageError
+from engine.loaders import check_loader
 from engine.policies import make_policy
 
 Mode = Literal["blend", "reuse", "full", "prefix"]
@@ -30,7 +31,7 @@ class BlendOptions:
 
     ratios are non-increasing and as many as check_layers; seed feeds policy `random`; indices are
     policy `explicit`'s prompt positions; below min_tokens cached tokens `blend` is not worth it
-    and full prefill is used.
+    and full prefill is used; loader: when stored KV is read, which changes no result.
     """
 
     mode: Mode = "blend"
@@ -41,6 +42,7 @@ class BlendOptions:
     min_tokens: int = 256
     seed: int = 0
     strict_context: bool = False
+    loader: str = "pipelined"
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class BlendOptions:
         min_tokens: int = 256,
         seed: int = 0,
         strict_context: bool = False,
+        loader: str = "pipelined",
     ) -> "BlendOptions":
         """Checks everything that needs no model. Raises UsageError."""
         known = next((name for name in MODES if name == mode), None)
@@ -86,10 +89,11 @@ class BlendOptions:
         if min_tokens < 0:
             raise UsageError(f"min_tokens must not be negative, not {min_tokens}")
         make_policy(policy, seed=seed, indices=indices)
+        check_loader(loader)
         if indices is not None and known != "blend":
             raise UsageError(f"mode {known} recomputes no chosen tokens", "use --mode blend")
         chosen = None if indices is None else tuple(sorted(set(indices)))
-        return cls(known, policy, ratios, layers, chosen, min_tokens, seed, strict_context)
+        return cls(known, policy, ratios, layers, chosen, min_tokens, seed, strict_context, loader)
 
     @property
     def computes_all(self) -> bool:

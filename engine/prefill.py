@@ -12,7 +12,7 @@ from cache_store.keys import KVSpec
 from engine.blend import blend
 from engine.forward import Tables, forward
 from engine.kv_cache import KVCache
-from engine.loader import DamagedSource, LayerLoader
+from engine.loaders import DamagedSource, make_loader
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.prompt import Prompt
@@ -82,9 +82,10 @@ class Prefiller:
     def _prefill_once(self, prompt: Prompt, options: BlendOptions, capacity: int) -> Prefilled:
         model, watch, ids = self.model, Stopwatch(), prompt.token_ids
         regime = model.rope.regime(len(ids))
-        found = find_sources(
-            prompt, self.store, self.spec, regime, options.mode, options.strict_context
-        )
+        with watch.load, watch.stall:
+            found = find_sources(
+                prompt, self.store, self.spec, regime, options.mode, options.strict_context
+            )
         cached = [p for s in found if s.cached for p in range(s.segment.start, s.segment.end)]
         skipped = _too_few(options, len(cached))
         cache = model.new_cache(capacity)
@@ -98,7 +99,10 @@ class Prefiller:
             if not selected:
                 used = tuple(source.computed() for source in found)
         else:
-            with self._pinned(found), LayerLoader(model, self.store, found, watch) as loader:
+            with (
+                self._pinned(found),
+                make_loader(options.loader, model, self.store, found, watch) as loader,
+            ):
                 result = blend(model, ids, found, loader, options, cache, tables, watch)
                 bytes_loaded = loader.bytes_loaded
             logits, selected, per_layer = result.logits, result.selected, result.per_layer

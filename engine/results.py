@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.prompt import SegmentKind
 from engine.sources import Status
+from engine.timing import LayerTime
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. ttft_s: prompt ids ready -> first output token's logits ready."""
+    """Seconds. ttft_s: prompt ids ready -> first output token's logits ready; kv_load_s: finding,
+    opening and reading stored KV, added up over threads; kv_stall_s: what of it nothing was
+    computed during; layers: those layer by layer, finding and opening left out."""
 
     load_model_s: float
     tokenize_s: float
@@ -66,6 +69,7 @@ class Timing:
     recompute_s: float
     decode_s: float
     total_s: float
+    layers: tuple[LayerTime, ...]
 
 
 @dataclass(frozen=True)

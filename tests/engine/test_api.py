@@ -158,9 +158,15 @@ def test_json_is_schema_1(engine: Engine) -> None:
     assert set(raw["model"]) == {"name", "fingerprint", "dtype", "device"}
     assert set(raw["timing"]) == {
         "load_model_s", "tokenize_s", "retrieve_s", "ttft_s", "kv_load_s", "kv_stall_s",
-        "rotate_s", "score_s", "recompute_s", "decode_s", "total_s",
+        "rotate_s", "score_s", "recompute_s", "decode_s", "total_s", "layers",
     }  # fmt: skip
+    layers = raw["timing"].pop("layers")
+    assert len(layers) == 30
+    assert all(set(layer) == {"load_s", "stall_s", "compute_s"} for layer in layers)
     assert all(isinstance(value, float) and value >= 0 for value in raw["timing"].values())
+    loaded = sum(layer["load_s"] for layer in layers)
+    assert 0 < loaded < raw["timing"]["kv_load_s"]  # which has finding and opening too
+    assert sum(layer["compute_s"] for layer in layers) < raw["timing"]["ttft_s"]
     assert raw["finish_reason"] in ("stop", "length")
     ids = raw["prompt"]["token_ids"]
     segments = raw["prompt"]["segments"]

@@ -10,7 +10,7 @@ import torch
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.blend import blend as run_blend
-from engine.loader import LayerLoader
+from engine.loaders import make_loader
 from engine.options import BlendOptions
 from engine.policies import POLICY_NAMES, budget, make_policy, select
 from engine.sources import find_sources
@@ -487,7 +487,7 @@ def make_clean_miss(world: World, prompt) -> torch.Tensor:
     cache = world.model.new_cache(len(prompt.token_ids))
     tables = world.model.rope.tables(len(prompt.token_ids))
     watch = Stopwatch()
-    with LayerLoader(world.model, world.store, left, watch) as loader:
+    with make_loader("sync", world.model, world.store, left, watch) as loader:
         ids_ = prompt.token_ids
         return run_blend(world.model, ids_, left, loader, options, cache, tables, watch).logits
 

@@ -1,0 +1,204 @@
+"""What all loaders have in common: open entries, the plan, checks, times, and the way to close."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import torch
+
+from cache_store.errors import IntegrityError, NotFoundError
+from engine.loaders.staging import make_staging
+from engine.policies import LayerKV
+from engine.timing import LayerTime, Stopwatch
+
+if TYPE_CHECKING:
+    from engine.model import Decoder
+    from engine.sources import KVStore, LayerReader, Source
+
+
+class DamagedSource(IntegrityError):
+    """An entry that turned out unusable when read; `key` names it."""
+
+    def __init__(self, key: str, error: IntegrityError | NotFoundError) -> None:
+        super().__init__(error.message, error.hint)
+        self.key = key
+
+
+# Stored KV is mapped for reading only, and only read.
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+T = TypeVar("T")
+
+
+def _guard(key: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (IntegrityError, NotFoundError) as error:  # not found: evicted since it was looked up
+        raise DamagedSource(key, error) from error
+
+
+@dataclass(frozen=True)
+class LoadedSegment:
+    """One segment's KV at one layer: `kv` [T, kv_heads, head_dim] at positions [start, end)."""
+
+    start: int
+    end: int
+    exact: bool
+    kv: LayerKV
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: str
+    start: int
+    end: int
+    exact: bool
+    reader: LayerReader
+
+
+class LayerLoader(ABC):
+    """Brings the entries behind `sources` to the device, each layer checked before it is used.
+
+    A context manager for one prompt: `start`, then `layer` for every layer in turn; closing it
+    ends what it runs in the background and then gives the entries back. `space`: how many layers
+    may be loaded at once, None for all; on CUDA that is device memory, elsewhere mapped files are
+    used in place. Raises DamagedSource from the constructor, `start` and `layer`.
+    """
+
+    name: ClassVar[str]
+    space: ClassVar[int | None] = None
+
+    def __init__(
+        self, model: Decoder, store: KVStore | None, sources: Sequence[Source], watch: Stopwatch
+    ) -> None:
+        c = model.config
+        self._watch, self._layers, self._dtype = watch, c.layers, model.dtype
+        self._shape = (-1, c.kv_heads, c.head_dim)
+        self._room = min(self.space or c.layers, c.layers)
+        self._exact_before = 0
+        self._entries: list[_Entry] = []
+        self._closing = False
+        self._current: int | None = None  # the layer being computed
+        self._held = False  # whether its KV is still in use
+        self._since = 0.0  # when its computation began
+        self._load_s, self._stall_s = [0.0] * c.layers, [0.0] * c.layers
+        self._bytes = [0] * c.layers
+        tokens = sum(len(s.segment.token_ids) for s in sources if s.match is not None)
+        size = 2 * tokens * c.kv_heads * c.head_dim
+        with watch.load, watch.stall:
+            self._staging = make_staging(model.device, model.dtype, size, self._room)
+            try:
+                for source in sources:
+                    if source.match is not None and store is not None:
+                        key, segment = source.match.key, source.segment
+                        reader = _guard(key, partial(store.open_entry, key))
+                        exact = source.status == "exact"
+                        entry = _Entry(key, segment.start, segment.end, exact, reader)
+                        self._entries.append(entry)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def bytes_loaded(self) -> int:
+        return sum(self._bytes)
+
+    def start(self, exact_before: int = 0) -> None:
+        """Begins to load. Layers below `exact_before` compute every token that is not exact, so
+        there exact segments alone are loaded."""
+        self._exact_before = exact_before
+        self._begin()
+
+    def layer(self, index: int) -> list[LoadedSegment]:
+        """The layer's K (before RoPE) and V, what is needed of them, on the model's device.
+
+        They are good until `release`, or the next call.
+        """
+        self._end_layer()
+        began = time.perf_counter()
+        with self._watch.stall:
+            tensors = self._staging.take(index, self._take(index))
+        self._current, self._held = index, True
+        self._since = time.perf_counter()
+        self._stall_s[index] += self._since - began
+        pairs = zip(self._needed(index), tensors[::2], tensors[1::2], strict=True)
+        return [LoadedSegment(e.start, e.end, e.exact, LayerKV(k, v)) for e, k, v in pairs]
+
+    def release(self) -> None:
+        """Says that what `layer` gave has been used: its space may be filled again."""
+        if self._held and self._current is not None:
+            self._held = False
+            self._staging.release(self._current)
+            self._released(self._current)
+
+    def close(self) -> None:
+        """Waits for reads under way, starts no more, and gives the entries back."""
+        self._closing = True
+        self._stop()
+        self._staging.close()
+        for entry in self._entries:
+            entry.reader.close()
+        self._entries = []
+
+    # What a loader decides: when `_load` is called, and in which thread.
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """The plan is known."""
+
+    @abstractmethod
+    def _take(self, index: int) -> list[torch.Tensor]:
+        """What `_load` returned for a layer, waiting for it or calling it."""
+
+    def _released(self, index: int) -> None:  # noqa: B027
+        """There is space for one layer more."""
+
+    def _stop(self) -> None:  # noqa: B027
+        """No `_load` may run after this. May be called before `_begin`, and twice."""
+
+    def _load(self, index: int) -> list[torch.Tensor]:
+        """Reads and checks a layer in the calling thread: K and V of each entry needed, in turn."""
+        began = time.perf_counter()
+        tensors: list[torch.Tensor] = []
+        for entry in self._needed(index):
+            if self._closing:
+                break
+            for part in _guard(entry.key, partial(entry.reader.layer, index)):
+                self._bytes[index] += part.nbytes
+                tensors.append(torch.frombuffer(part, dtype=self._dtype).view(self._shape))
+        tensors = self._staging.bring(index, tensors)
+        self._load_s[index] = time.perf_counter() - began
+        self._watch.load.add(self._load_s[index])
+        return tensors
+
+    def _needed(self, index: int) -> Iterator[_Entry]:
+        return (e for e in self._entries if e.exact or index >= self._exact_before)
+
+    def _end_layer(self) -> None:
+        self.release()
+        if self._current is not None:
+            index, self._current = self._current, None
+            computed = time.perf_counter() - self._since
+            self._watch.layers.append(
+                LayerTime(self._load_s[index], self._stall_s[index], computed)
+            )
+
+    def __enter__(self) -> LayerLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._end_layer()
+        self.close()
