@@ -25,6 +25,10 @@ CheckLayer = Annotated[
     list[str] | None,
     typer.Option("--check-layer", help="Layer at which tokens are selected; repeatable."),
 ]
+Loader = Annotated[
+    str | None,
+    typer.Option("--loader", help="When stored KV is read: pipelined, sync, async or prefetch."),
+]
 MinTokens = Annotated[
     int | None, typer.Option("--min-tokens", help="Fewest cached tokens worth blending.")
 ]

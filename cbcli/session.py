@@ -83,6 +83,7 @@ def blend_options(settings: Settings, positions: Sequence[int] | None = None) ->
         min_tokens=settings.min_tokens,
         seed=settings.seed,
         strict_context=settings.strict_context,
+        loader=settings.loader,
     )
 
 

@@ -28,8 +28,10 @@ PREFIX = "CACHEBLEND_"
 # Variables that are not settings: where data and the user's file are, and tracebacks for bugs.
 RESERVED = ("CACHEBLEND_HOME", "CACHEBLEND_CONFIG", "CACHEBLEND_DEBUG")
 
-# Those of engine.policies, which a listing of settings should not have to import.
+# Those of engine.policies and engine.loaders, which a listing of settings should not have to
+# import.
 POLICIES = ("value", "key", "key+value", "random", "explicit")
+LOADERS = ("pipelined", "sync", "async", "prefetch")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,9 @@ class Settings:
     )
     check_layers: tuple[int, ...] = _setting(
         "1", values.layers, "Layers at which tokens are selected, from 1 on", flag="--check-layer"
+    )
+    loader: str = _setting(
+        "pipelined", values.choice(*LOADERS), f"When stored KV is read: {', '.join(LOADERS)}"
     )
     min_tokens: int = _setting(
         256, values.whole(0), "Below so many cached tokens the whole prompt is computed"

@@ -11,7 +11,8 @@ import pytest
 from cache_store.errors import CacheblendError
 from cache_store.store import ChunkStore
 from cbcli.commands.ask import parse_indices
-from cbcli.settings import POLICIES
+from cbcli.settings import LOADERS, POLICIES
+from engine.loaders import LOADER_NAMES
 from engine.policies import POLICY_NAMES
 from tests.cbcli.terminal import run
 from tests.cbcli.world import World, add_model, make_world
@@ -197,6 +198,7 @@ def test_misses_are_computed_saved_and_said(tmp_path: Path, monkeypatch) -> None
         ((QUESTION, "--check-layer", "x"), 2, "layer"),
         ((QUESTION, "--policy", "best"), 2, "policy"),
         ((QUESTION, "--mode", "fast"), 2, "mode"),
+        ((QUESTION, "--loader", "magic"), 2, "loader"),
         ((QUESTION, "--order", "up"), 2, "order"),
         ((QUESTION, "--top-k", "0"), 2, "top"),
         ((QUESTION, "--max-tokens", "0"), 2, "max"),
@@ -251,8 +253,18 @@ def test_damaged_entry_is_said_and_answered_anyway(tmp_path: Path, monkeypatch) 
     assert world.json("ask", QUESTION)["prompt"]["segments"][1]["status"] == "exact"
 
 
-def test_policies_of_the_settings_are_the_engines() -> None:
+def test_names_of_the_settings_are_the_engines() -> None:
     assert set(POLICIES) == set(POLICY_NAMES)
+    assert LOADERS == LOADER_NAMES
+
+
+def test_loaders_give_the_same_answer(world: World) -> None:
+    results = [world.json("ask", QUESTION, "--loader", name, "--ratio", "0.3") for name in LOADERS]
+    for result in results:
+        timing = result.pop("timing")
+        assert len(timing["layers"]) == 4
+        assert timing["kv_load_s"] > 0
+    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.model
