@@ -109,5 +109,5 @@ def make_staging(device: torch.device, dtype: torch.dtype, size: int, room: int)
 def _split(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The memory's beginning cut into tensors of these shapes."""
     sizes = [tensor.numel() for tensor in like]
-    parts = memory[: sum(sizes)].split(sizes) if sizes else ()
+    parts = torch.split(memory[: sum(sizes)], sizes) if sizes else ()
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
