@@ -20,7 +20,9 @@ from cbcli.command import Group, app_options, examples
 COMMANDS = {
     "ingest": ("cbcli.commands.ingest", "Read documents, cut them into chunks, store their KV."),
     "ask": ("cbcli.commands.ask", "Answer a question over the stored chunks."),
+    "run": ("cbcli.commands.run", "Answer many prompts, one a line, with one model load."),
     "store": ("cbcli.commands.store", "Look at and tidy the store of chunks."),
+    "bench": ("cbcli.commands.bench", "Measure how fast this machine is with a model."),
     "models": ("cbcli.commands.models", "Get, list, check and remove models."),
     "config": ("cbcli.commands.config", "Settings, and where each of them comes from."),
 }

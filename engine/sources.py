@@ -24,7 +24,9 @@ class LayerReader(Protocol):
 class KVStore(Protocol):
     """What the engine needs of a store; `cache_store.store.ChunkStore` is one."""
 
-    damaged: list[str]  # one line for each damaged entry passed over so far
+    @property
+    def damaged(self) -> list[str]:
+        """One line for each damaged entry passed over so far."""
 
     @property
     def read_only(self) -> bool: ...
