@@ -63,6 +63,9 @@ class Settings:
     models_dir: Path = _setting("{data}/models", values.folder, "Folder of the models")  # noqa: RUF009
     offline: bool = _setting(False, values.flag, "Never use the network")
     device: str = _setting("auto", values.device, "auto, cpu, cuda, cuda:N or mps")
+    devices: tuple[str, ...] = _setting(
+        (), values.devices, "Devices that share the work of `run`; none: only the one of `device`"
+    )
     dtype: str = _setting(
         "auto", values.choice("auto", "bf16", "fp16", "fp32"), "auto, bf16, fp16 or fp32"
     )
@@ -73,6 +76,12 @@ class Settings:
         None, values.text, "System prompt; unset: the built-in one", example='"Answer briefly."'
     )
     separator: str = _setting("\n\n", values.text, "Text between two chunks in the prompt")
+    text_separator: str = _setting(
+        " # # ",
+        values.some_text,
+        "Text between the chunks of a prompt that comes as one text; the model never sees it",
+        flag="--separator",
+    )
     template_date: str = _setting(
         "2024-07-26", values.day, "The day a chat template is told, fixed so that prefixes last"
     )
@@ -236,8 +245,9 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
         place = origin.where or origin.kind
         raise UsageError(f"{place}: unknown setting {name!r}", _nearest(name, DECLARED))
     kind = setting.kind
-    if name == "separator" and origin.kind in ("flag", "environment"):
-        kind = values.escaped_text
+    shells = origin.kind in ("flag", "environment")
+    if shells and name in ("separator", "text_separator") and isinstance(item, str):
+        item = values.escaped_text(item)
     if item is None:
         return None
     try:

@@ -38,6 +38,12 @@ def escaped_text(value: object) -> str:
     )
 
 
+def some_text(value: object) -> str:
+    if not text(value):
+        raise ValueError("text, at least one character")
+    return text(value)
+
+
 def folder(value: object) -> Path:
     """A path; the loader makes a relative one absolute."""
     if isinstance(value, Path) or (isinstance(value, str) and value):
@@ -106,6 +112,17 @@ def device(value: object) -> str:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError("auto, cpu, cuda, cuda:N or mps")
     return value
+
+
+def devices(value: object) -> tuple[str, ...]:
+    """Devices to share work between; a device may be there more than once."""
+    expected = "devices such as cuda:0,cuda:1"
+    if value in ([], ()):
+        return ()
+    found = tuple(_each(item, device, expected) for item in _items(value, expected))
+    if "auto" in found:
+        raise ValueError(expected)
+    return found
 
 
 def size(value: object) -> int:

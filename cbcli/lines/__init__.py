@@ -1,0 +1,1 @@
+"""What `cacheblend run` is made of: lines read, parsed, answered and written, one by one."""

@@ -1,0 +1,212 @@
+"""Lines answered one by one with one model and one store."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cache_store.catalog import ChunkInfo
+from cache_store.errors import CacheblendError
+from cache_store.keys import chunk_id
+from cache_store.store import ChunkStore
+from cbcli.chooser import Chooser, in_order
+from cbcli.errors import Failure, describe
+from cbcli.lines.prompts import BadLine, LineName, PromptLine
+from cbcli.output import Output
+from cbcli.session import (
+    blend_options,
+    load_engine,
+    open_blueprint,
+    open_store,
+    sampling_options,
+)
+from cbcli.settings import Settings
+
+if TYPE_CHECKING:
+    from engine.api import Engine
+    from engine.results import AskResult
+    from engine.template import PromptTemplate
+
+TEMPLATES = 32  # that are kept, one for each system prompt
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of a line. record: its line of output; kept: that line as an earlier run wrote
+    it, and `record` is empty; notes: what the user should be told."""
+
+    number: int
+    record: dict[str, Any]
+    kept: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failure(self) -> str:
+        """What was wrong with the line; "" where it was answered."""
+        return str(self.record["error"]["message"]) if "error" in self.record else ""
+
+    @classmethod
+    def failed(cls, name: LineName, failure: Failure) -> Answer:
+        """For a line that could not be answered."""
+        fields = {"kind": failure.kind, "message": failure.message, "hint": failure.hint}
+        return cls(name.number, {**_named(name), "error": fields})
+
+    @classmethod
+    def bad(cls, line: BadLine) -> Answer:
+        """For a line that is no prompt."""
+        return cls.failed(line.name, describe(line.error))
+
+    @classmethod
+    def good(cls, line: PromptLine, result: AskResult) -> Answer:
+        """For a line that was answered."""
+        record = {**_named(line.name), **result.to_json()}
+        return cls(line.name.number, record, notes=(*line.notes, *result.notes))
+
+
+def _named(name: LineName) -> dict[str, Any]:
+    return {"id": name.id, "line": name.number, "input": name.digest}
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What is opened once for all lines."""
+
+    store: ChunkStore
+    chooser: Chooser
+    engine: Engine
+    opened_s: float
+
+
+class LineRunner:
+    """Answers lines; a context manager. The model is loaded with the first line, or by `open`.
+
+    compare: also run a full prefill of every line.
+    """
+
+    def __init__(self, settings: Settings, out: Output, *, compare: bool = False) -> None:
+        self._settings, self._out, self._compare = settings, out, compare
+        self._stack = ExitStack()
+        self._session: _Session | None = None
+        self._opened_s = 0.0
+        self._template = lru_cache(TEMPLATES)(self._load_template)
+
+    def open(self) -> _Session:
+        """Opens store and model, once. Raises what is wrong with them."""
+        if self._session is None:
+            began = time.perf_counter()
+            blueprint = open_blueprint(self._settings, self._out)
+            _ = blueprint.spec  # hashes weights that are new
+            store = self._stack.enter_context(open_store(self._settings))
+            if not store.read_only:
+                store.catalog.name_model(blueprint.spec.model, blueprint.name)
+            opened_s = time.perf_counter() - began
+            engine = load_engine(self._settings, blueprint, store)  # tells its own time
+            self._session = _Session(store, Chooser(store), engine, opened_s)
+            self._opened_s = opened_s
+        return self._session
+
+    def __call__(self, line: PromptLine) -> Answer:
+        """The line's answer; what is wrong with it is its answer too."""
+        session = self.open()  # what is wrong here is wrong with all lines
+        try:
+            return Answer.good(line, self._ask(session, line))
+        except Exception as error:  # whatever one line ran into, the others are answered
+            return Answer.failed(line.name, describe(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _ask(self, session: _Session, line: PromptLine) -> AskResult:
+        from engine.prompt import lay_out
+
+        engine, settings = session.engine, replace(self._settings, **line.overrides)
+        began = time.perf_counter()
+        chunks = _chunks(session.chooser, settings, line)
+        chosen = time.perf_counter()
+        template = self._template(settings.system)
+        prompt = lay_out(
+            template.prefix,
+            [engine.chunk(chunk.text, chunk.source or None) for chunk in chunks],
+            template.separator,
+            template.suffix(line.question),
+        )
+        laid_out = time.perf_counter()
+        result = engine.generate(
+            prompt,
+            blend=blend_options(settings),
+            sampling=sampling_options(settings),
+            compare=self._compare,
+            save=settings.save,
+        )
+        opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer
+        timing = replace(
+            result.timing,
+            load_model_s=opened_s + result.timing.load_model_s,
+            retrieve_s=chosen - began,
+            tokenize_s=laid_out - chosen,
+            total_s=opened_s + result.timing.total_s + laid_out - began,
+        )
+        return replace(result, timing=timing)
+
+    def _load_template(self, system: str | None) -> PromptTemplate:
+        """The model's template around another system prompt."""
+        from engine.template import PromptTemplate
+
+        blueprint = self.open().engine.blueprint
+        if system is None or system == self._settings.system:
+            return blueprint.template
+        return PromptTemplate.load(
+            blueprint.path,
+            blueprint.tokenizer,
+            system=system,
+            separator=self._settings.separator,
+            template_date=self._settings.template_date,
+        )
+
+
+def _chunks(chooser: Chooser, settings: Settings, line: PromptLine) -> list[ChunkInfo]:
+    """The line's chunks, given or retrieved, in the order it asks for."""
+    if line.chunks is None:
+        return chooser.choose(settings, line.question, ())
+    given = [
+        ChunkInfo(chunk_id(c.text), c.text, 0, c.source, place, 0, len(c.text))
+        if c.text
+        else chooser.named([c.name])[0]
+        for place, c in enumerate(line.chunks)
+    ]
+    return in_order(given, settings, line.question)
+
+
+@contextmanager
+def runner_on(settings: Settings, compare: bool, sharing: int, device: str) -> Iterator[LineRunner]:
+    """A runner in a worker's process, its model loaded on `device`.
+
+    sharing: workers on this machine's CPU, which divide its cores unless threads were set.
+    """
+    from engine.machine import this_machine
+
+    threads = settings.threads
+    if threads is None and device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, this_machine().usable // sharing)
+    settings = replace(settings, device=device, threads=threads)
+    with LineRunner(settings, Output(quiet=True), compare=compare) as runner:
+        try:
+            runner.open()
+        except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all
+            failure = describe(error)
+            raise CacheblendError(f"{device}: {failure.message}", failure.hint) from error
+        yield runner
