@@ -12,14 +12,17 @@ class KVCache:
     that hold a token; rows past it are undefined and never read.
     """
 
-    def __init__(
-        self, config: ModelConfig, capacity: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        shape = (config.layers, config.kv_heads, capacity, config.head_dim)
-        self.k = torch.empty(shape, device=device, dtype=dtype)
-        self.v = torch.empty(shape, device=device, dtype=dtype)
+    def __init__(self, config: ModelConfig, capacity: int, memory: torch.Tensor) -> None:
+        """memory: at least `size(config, capacity)` elements, flat."""
+        shape = (2, config.layers, config.kv_heads, capacity, config.head_dim)
+        self.k, self.v = memory[: self.size(config, capacity)].view(shape)
         self.capacity = capacity
         self.length = 0
+
+    @staticmethod
+    def size(config: ModelConfig, capacity: int) -> int:
+        """Elements of K and V together."""
+        return 2 * config.layers * config.kv_heads * capacity * config.head_dim
 
     def rows(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Writable views [end - start, kv_heads, head_dim] of a run of positions."""

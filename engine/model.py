@@ -1,6 +1,7 @@
 """The decoder, as the steps that blending puts together: each works on any subset of tokens."""
 
 import math
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Decoder:
         self.dtype = weights.embed.dtype
         self.rope = Rope(config, self.device)
         self.kernels = kernels_for(self.device, self.dtype)
+        self._spare: torch.Tensor | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
     @classmethod
@@ -51,7 +53,20 @@ class Decoder:
         return cls(config, load_weights(model_dir, config, where, kind))
 
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self.config, capacity, self.device, self.dtype)
+        """A KV cache for so many tokens, in the memory of the last one that was dropped if that
+        fits: fresh memory costs as much time again as writing the KV to it."""
+        size, spare = KVCache.size(self.config, capacity), self._spare
+        if spare is not None and size <= len(spare) <= 2 * size:
+            self._spare = None
+        else:
+            spare = torch.empty(size, dtype=self.dtype, device=self.device)
+        cache = KVCache(self.config, capacity, spare)
+        weakref.finalize(cache, self._take_back, spare).atexit = False
+        return cache
+
+    def _take_back(self, memory: torch.Tensor) -> None:
+        if self._spare is None or len(self._spare) < len(memory):
+            self._spare = memory
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden]."""
@@ -65,8 +80,9 @@ class Decoder:
     def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K before RoPE (after any k-norm) and V, each [T, kv_heads, head_dim]."""
         w, c = self.weights.layers[layer], self.config
-        k = F.linear(normed, w.k, w.k_bias).view(-1, c.kv_heads, c.head_dim)
-        v = F.linear(normed, w.v, w.v_bias).view(-1, c.kv_heads, c.head_dim)
+        fresh = normed.new_empty(2, len(normed), c.kv_heads * c.head_dim)
+        k = self.kernels.linear(normed, w.k, w.k_bias, fresh[0]).view(-1, c.kv_heads, c.head_dim)
+        v = self.kernels.linear(normed, w.v, w.v_bias, fresh[1]).view(-1, c.kv_heads, c.head_dim)
         return (k if w.k_norm is None else self._head_norm(k, w.k_norm)), v
 
     def queries(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
@@ -127,19 +143,17 @@ class Decoder:
         w, eps = self.weights.layers[layer], self.config.rms_norm_eps
         projected = self._linear("o", attention, w.o, w.o_bias)
         normed = self.kernels.add_norm(x, projected, w.post_norm, eps, self._kept("norm", x.shape))
-        gate = self._linear("gate", normed, w.gate, w.gate_bias)
-        up = self._linear("up", normed, w.up, w.up_bias)
-        self.kernels.gate(gate, up, self.config.activation)
+        shape = (len(x), self.config.intermediate)
+        gate = self.kernels.gated(
+            normed, w, self.config.activation, lambda slot: self._kept(slot, shape)
+        )
         return x.add_(self._linear("o", gate, w.down, w.down_bias))
 
     def _linear(
         self, slot: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x @ weight.T + bias, into memory that the next call with this slot overwrites."""
-        out = self._kept(slot, (len(x), len(weight)))
-        if bias is None:
-            return torch.mm(x, weight.t(), out=out)
-        return torch.addmm(bias, x, weight.t(), out=out)
+        return self.kernels.linear(x, weight, bias, self._kept(slot, (len(x), len(weight))))
 
     def _kept(self, slot: str, shape: Sequence[int]) -> torch.Tensor:
         """Memory for an intermediate result, the slot's own.

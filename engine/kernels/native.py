@@ -1,4 +1,4 @@
-"""The inner loops in C (`attention.c`, `rows.c`), for bfloat16 on a CPU.
+"""The inner loops in C (`attention.c`, `linear.c`, `rows.c`), for bfloat16 on a CPU.
 
 The library is built when the project is installed, where a C compiler is there; it is found as a
 file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
@@ -13,10 +13,13 @@ import torch
 
 from engine.attention import AttentionPlan
 from engine.kernels.plain import PlainKernels
+from engine.kernels.protocol import Scratch
+from engine.weights import LayerWeights
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "cb_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
+    "cb_linear": (*(_POINTER,) * 6, _LONG, _LONG, _LONG, _INT, _INT),
     "cb_gate": (_POINTER, _POINTER, _LONG, _INT, _INT),
     "cb_place": (
         *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
@@ -29,6 +32,8 @@ _SIGNATURES = {
 }
 _GROUP = 32  # keys the attention kernel works on at a time
 _FEW = 16  # query rows a KV head, below which torch's attention is as fast
+_MANY = 1024  # rows from which on torch's products are faster
+_WIDE = 4096  # inner dimension up to which ours were measured
 
 
 @cache
@@ -48,8 +53,12 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+def _address(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
 class NativeKernels:
-    """See `engine.kernels.Kernels`. All tensors are bfloat16 on the CPU, cos and sin float32.
+    """See `engine.kernels.protocol`. All tensors are bfloat16 on the CPU, cos and sin float32.
 
     What a kernel does not cover (activations, head sizes, strides) torch does.
     """
@@ -96,13 +105,46 @@ class NativeKernels:
             *(x.numel() // size, size, eps, torch.get_num_threads()),
         )
 
-    def gate(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        if activation == "gelu" or not (gate.is_contiguous() and up.is_contiguous()):
-            return self._plain.gate(gate, up, activation)
-        tanh = activation == "gelu_pytorch_tanh"
-        threads = torch.get_num_threads()
-        self._c.cb_gate(gate.data_ptr(), up.data_ptr(), gate.numel(), tanh, threads)
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        if len(x) > _MANY or not self._fits(x, weight, 32):
+            return self._plain.linear(x, weight, bias, out)
+        self._c.cb_linear(
+            *(x.data_ptr(), weight.data_ptr(), _address(bias), None, None, out.data_ptr()),
+            *(len(x), x.shape[1], len(weight), 0, torch.get_num_threads()),
+        )
+        return out
+
+    def gated(
+        self, x: torch.Tensor, layer: LayerWeights, activation: str, out: Scratch
+    ) -> torch.Tensor:
+        gelu = activation == "gelu_pytorch_tanh"
+        if not (gelu or activation == "silu"):
+            return self._plain.gated(x, layer, activation, out)
+        threads, gate = torch.get_num_threads(), out("gate")
+        if self._fits(x, layer.gate, 16) and layer.up.is_contiguous():
+            self._c.cb_linear(
+                *(x.data_ptr(), layer.gate.data_ptr(), _address(layer.gate_bias)),
+                *(layer.up.data_ptr(), _address(layer.up_bias), gate.data_ptr()),
+                *(len(x), x.shape[1], len(layer.gate), gelu, threads),
+            )
+            return gate
+        self.linear(x, layer.gate, layer.gate_bias, gate)
+        up = self.linear(x, layer.up, layer.up_bias, out("up"))
+        self._c.cb_gate(gate.data_ptr(), up.data_ptr(), gate.numel(), gelu, threads)
         return gate
+
+    def _fits(self, x: torch.Tensor, weight: torch.Tensor, columns: int) -> bool:
+        """Whether `cb_linear` covers a product."""
+        return (
+            self._tiles
+            and x.shape[1] % 32 == 0
+            and x.shape[1] <= _WIDE
+            and len(weight) % columns == 0
+            and x.is_contiguous()
+            and weight.is_contiguous()
+        )
 
     def place(
         self,

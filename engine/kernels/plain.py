@@ -4,11 +4,13 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import AttentionPlan, attend
+from engine.kernels.protocol import Scratch
 from engine.rope import rotate
+from engine.weights import LayerWeights
 
 
 class PlainKernels:
-    """See `engine.kernels.Kernels`."""
+    """See `engine.kernels.protocol`."""
 
     name = "torch"
 
@@ -31,7 +33,18 @@ class PlainKernels:
     ) -> torch.Tensor:
         return self.norm(x.add_(delta), weight, eps, out)
 
-    def gate(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(bias, x, weight.t(), out=out)
+
+    def gated(
+        self, x: torch.Tensor, layer: LayerWeights, activation: str, out: Scratch
+    ) -> torch.Tensor:
+        gate = self.linear(x, layer.gate, layer.gate_bias, out("gate"))
+        up = self.linear(x, layer.up, layer.up_bias, out("up"))
         if activation == "silu":
             return F.silu(gate, inplace=True).mul_(up)
         tanh = activation == "gelu_pytorch_tanh"

@@ -1,0 +1,194 @@
+/* Matrix products with a weight, x @ weight.T in bfloat16 on AMX tiles, accumulated in float32.
+
+   For the sizes of a small model and up to some hundreds of rows, where a general library spends
+   much of its time on arranging the weight. A task takes a few panels of output columns: their part
+   of the weight is arranged once and stays in the second cache, and every block of rows, in the
+   first cache, meets all of them. The order in which a result is summed up depends on nothing but
+   the weight's size, so a token's result is the same to the bit whichever others come with it. */
+
+#include "native.h"
+
+#ifdef CB_X86
+
+#include "tiles.h"
+
+#include <stdlib.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+
+enum {
+    SIDE = 2 * TILE, /* rows and columns of the block of results in hand */
+    DEPTH = 640,     /* most of the inner dimension taken at a time */
+    PANELS = 8,      /* most of a task, each SIDE columns wide */
+};
+
+/* TILE rows of the weight from column `from` on, as right operands: [depth / 32][16][32]. */
+static void arrange(const uint16_t *w, long inner, long depth, uint16_t *out) {
+    for (long d = 0; d < depth; d += 32, out += 2 * TILE * 32) {
+        __m512i tile[TILE];
+        for (int i = 0; i < TILE; i++) tile[i] = _mm512_loadu_si512(w + i * inner + d);
+        transpose(tile);
+        for (int i = 0; i < TILE; i++) _mm512_store_si512(out + i * 32, tile[i]);
+    }
+}
+
+/* block [SIDE][SIDE] (+)= SIDE rows of x times the arranged panel. */
+static inline void multiply(const uint16_t *x, long inner, const uint16_t *panel, long depth,
+                            float *block, int fresh) {
+    if (fresh) {
+        clear();
+    } else {
+        _tile_loadd(0, block, SIDE * 4);
+        _tile_loadd(1, block + TILE, SIDE * 4);
+        _tile_loadd(2, block + TILE * SIDE, SIDE * 4);
+        _tile_loadd(3, block + TILE * SIDE + TILE, SIDE * 4);
+    }
+    for (long d = 0; d < depth; d += 32, panel += 2 * TILE * 32) {
+        _tile_loadd(6, panel, 64);
+        _tile_loadd(4, x + d, inner * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panel + TILE * 32, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x + TILE * inner + d, inner * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, block, SIDE * 4);
+    _tile_stored(1, block + TILE, SIDE * 4);
+    _tile_stored(2, block + TILE * SIDE, SIDE * 4);
+    _tile_stored(3, block + TILE * SIDE + TILE, SIDE * 4);
+}
+
+/* x / (1 + 2^t), which is silu for t = -x log2(e), and gelu's tanh form for its own t. */
+static inline __m512 activate(__m512 x, int gelu) {
+    __m512 t = x;
+    if (gelu) { /* 2 sqrt(2 / pi) (x + 0.044715 x^3) */
+        const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f),
+                                             _mm512_set1_ps(1.0f));
+        t = _mm512_mul_ps(_mm512_mul_ps(x, cubic), _mm512_set1_ps(1.5957691216f));
+    }
+    t = _mm512_mul_ps(t, _mm512_set1_ps(-1.44269504f));
+    t = _mm512_min_ps(t, _mm512_set1_ps(126.0f));
+    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp2_ps(t)));
+}
+
+typedef struct {
+    const uint16_t *x, *w, *bias, *up, *up_bias;
+    uint16_t *out;
+    long rows, inner, width;
+    int gelu;
+} Product;
+
+static inline __m512 bias_of(const uint16_t *bias, long column) {
+    if (!bias) return _mm512_setzero_ps();
+    const __m256i half = _mm256_loadu_si256((const void *)(bias + column));
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+}
+
+/* Rounds a finished block of results, gated where there is an `up`, into out. */
+static void put(const Product *p, const float *block, long row, long panel) {
+    const long column = panel * (p->up ? TILE : SIDE);
+    const __m512 first = bias_of(p->bias, column);
+    const __m512 second = p->up ? bias_of(p->up_bias, column) : bias_of(p->bias, column + TILE);
+    for (int i = 0; i < SIDE; i++, block += SIDE) {
+        uint16_t *to = p->out + (row + i) * p->width + column;
+        const __m512 a = _mm512_add_ps(_mm512_load_ps(block), first);
+        const __m512 b = _mm512_add_ps(_mm512_load_ps(block + TILE), second);
+        if (p->up) {
+            const __m512 gated = _mm512_mul_ps(activate(a, p->gelu), b);
+            _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh(gated));
+        } else {
+            _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+    }
+}
+
+typedef struct {
+    long first, count; /* panels */
+    long from, to;     /* rows, at least SIDE of them */
+} Task;
+
+/* The last block of rows is moved up to end with the last row; what it has in common with the one
+   before comes out the same. arranged: [PANELS][SIDE * DEPTH]; sums: [blocks][SIDE * SIDE], for
+   what is not finished yet. */
+static void perform(const Product *p, Task task, uint16_t *arranged, float *sums) {
+    const long inner = p->inner, parts = (inner + DEPTH - 1) / DEPTH;
+    const long step = (inner / 32 + parts - 1) / parts * 32;
+    for (long d = 0; d < inner; d += step) {
+        const long depth = inner - d < step ? inner - d : step;
+        for (long n = 0; n < task.count; n++) {
+            const long panel = task.first + n;
+            const uint16_t *w = p->w + panel * (p->up ? TILE : SIDE) * inner + d;
+            uint16_t *to = arranged + n * SIDE * DEPTH;
+            arrange(w, inner, depth, to);
+            arrange(p->up ? p->up + panel * TILE * inner + d : w + TILE * inner, inner, depth,
+                    to + TILE * 32);
+        }
+        float *block = sums;
+        for (long row = task.from; row < task.to; row += SIDE) {
+            const long at = row + SIDE <= task.to ? row : task.to - SIDE;
+            for (long n = 0; n < task.count; n++, block += parts > 1 ? SIDE * SIDE : 0) {
+                multiply(p->x + at * inner + d, inner, arranged + n * SIDE * DEPTH, depth, block,
+                         d == 0);
+                if (d + depth == inner) put(p, block, at, task.first + n);
+            }
+        }
+    }
+}
+
+static long ceiling(long a, long b) { return (a + b - 1) / b; }
+
+static void multiply_all(const Product *p, int threads) {
+    const long panels = p->width / (p->up ? TILE : SIDE);
+    const long rounds = ceiling(panels, (long)PANELS * threads);
+    const long count = ceiling(panels, rounds * threads), groups = ceiling(panels, count);
+    /* Rows are shared out, too, where there are more threads than columns for them. */
+    const long wanted = ceiling(threads, groups), most = p->rows / (4 * SIDE);
+    const long shares = wanted < most ? wanted : most > 1 ? most : 1;
+    const long share = ceiling(ceiling(p->rows, shares), SIDE) * SIDE;
+#pragma omp parallel num_threads(threads)
+    {
+        configure_tiles();
+        uint16_t *arranged = aligned_alloc(64, PANELS * SIDE * DEPTH * sizeof(uint16_t));
+        float *sums = aligned_alloc(64, count * (share / SIDE) * SIDE * SIDE * sizeof(float));
+#pragma omp for schedule(dynamic, 1)
+        for (long i = 0; i < groups * shares; i++) {
+            const long first = i / shares * count, from = i % shares * share;
+            Task task = {first, panels - first < count ? panels - first : count, from, from + share};
+            if (task.to > p->rows) task.to = p->rows;
+            if (task.from >= task.to) continue;
+            if (task.to - task.from < SIDE) task.from = task.to - SIDE;
+            perform(p, task, arranged, sums);
+        }
+        free(sums);
+        free(arranged);
+        _tile_release();
+    }
+}
+
+CB_API void cb_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+                      const uint16_t *up, const uint16_t *up_bias, uint16_t *out, long rows,
+                      long inner, long width, int gelu, int threads) {
+    Product p = {x, w, bias, up, up_bias, out, rows, inner, width, gelu};
+    if (rows >= SIDE) {
+        multiply_all(&p, threads);
+        return;
+    }
+    uint16_t *copy = calloc(SIDE * (inner + width), sizeof(uint16_t));
+    memcpy(copy, x, rows * inner * sizeof(uint16_t));
+    p.x = copy;
+    p.out = copy + SIDE * inner;
+    p.rows = SIDE;
+    multiply_all(&p, threads);
+    memcpy(out, p.out, rows * width * sizeof(uint16_t));
+    free(copy);
+}
+
+#pragma GCC pop_options
+
+#else
+
+CB_API void cb_linear(void) {}
+
+#endif

@@ -1,0 +1,70 @@
+"""What the decoder asks of its inner loops."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from engine.attention import AttentionPlan
+from engine.weights import LayerWeights
+
+Scratch = Callable[[str], torch.Tensor]
+"""Memory of a named slot, [T, intermediate], which the next layer's overwrites."""
+
+
+class Kernels(Protocol):
+    """What a layer is made of. T tokens; tensors of one dtype and device."""
+
+    name: str
+
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> torch.Tensor:
+        """RMSNorm of x [..., size] over the last dimension, into out."""
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """x += delta, in place; then as `norm`."""
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        """x @ weight.T + bias into out [T, len(weight)]."""
+
+    def gated(
+        self, x: torch.Tensor, layer: LayerWeights, activation: str, out: Scratch
+    ) -> torch.Tensor:
+        """activation(gate projection of x) * up projection of x, [T, intermediate].
+
+        activation: silu, gelu or gelu_pytorch_tanh; out("gate") gives the memory for it."""
+
+    def place(
+        self,
+        x: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+        out: torch.Tensor,
+        places: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Writes x [T, heads, head_dim], rotated by cos and sin rows [T, dim] (None: as it is),
+        to out [N, heads, head_dim] at rows `places` int64 [T] (None: in order; N is T then).
+
+        out's last dimension is contiguous, the others are strided as they like; it may be x.
+        """
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """Causal attention of q [T, heads, head_dim] at the plan's positions over k and v
+        [kv_heads, N, head_dim], row i at position i, into out [T, heads, head_dim]."""
