@@ -48,6 +48,8 @@ def draw(report: Report, path: Path) -> None:
 
 def _over_length(axes: Any, rows: list[TtftRow]) -> None:
     """Time to first token: full prefill, every peer, reuse, and the first policy's blends."""
+    from matplotlib.ticker import LogLocator
+
     policies = [row.policy for row in rows if row.policy is not None]
     loader = next((row.loader for row in rows if row.loader is not None), None)
     series: dict[str, list[TtftRow]] = {}
@@ -59,7 +61,7 @@ def _over_length(axes: Any, rows: list[TtftRow]) -> None:
             name = f"blend {row.policy} {row.ratio:g}"
         series.setdefault(name, []).append(row)
     for name, points in series.items():
-        ours = points[0].loader is not None
+        ours = points[0].bound is not None
         middle = [row.median_s for row in points]
         below = [row.median_s - row.min_s for row in points]
         above = [row.max_s - row.median_s for row in points]
@@ -69,6 +71,7 @@ def _over_length(axes: Any, rows: list[TtftRow]) -> None:
             yerr=[below, above],
             marker="o" if ours else "s",
             linestyle="-" if ours else "--",
+            color="black" if points[0].way == "full" else None,
             capsize=3,
             label=name,
         )
@@ -76,6 +79,8 @@ def _over_length(axes: Any, rows: list[TtftRow]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     _finish(axes, "prompt tokens", "time to first token, s")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbcli.output import Output
-from cbcli.units import duration_text, rate_text, size_text
+from cbcli.units import rate_text, size_text
 
 if TYPE_CHECKING:
     from engine.bench.decode import DecodeRow
@@ -47,6 +47,10 @@ def csv_text(rows: Sequence[Any]) -> str:
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms"
 
 
 def _cell(value: object) -> object:
@@ -107,8 +111,8 @@ def _ttft(report: Report) -> tuple[list[str], list[list[object]]]:
                 way_text(row, loaders),
                 row.tokens,
                 row.computed,
-                duration_text(row.median_s),
-                f"{duration_text(row.min_s)} - {duration_text(row.max_s)}",
+                _ms(row.median_s),
+                f"{row.min_s * 1000:,.0f}-{_ms(row.max_s)}",
                 f"{row.speedup:.2f}x",
                 f"{row.bound:.2f}x" if mark and row.bound is not None else "",
                 f"{row.share:.0%}" if mark and row.share is not None else "",
@@ -144,9 +148,9 @@ def _load(report: Report) -> tuple[list[str], list[list[object]]]:
         [
             row.loader,
             "unlimited" if row.bandwidth is None else rate_text(row.bandwidth, "bytes"),
-            duration_text(row.median_s),
-            duration_text(row.load_s),
-            duration_text(row.stall_s),
+            _ms(row.median_s),
+            _ms(row.load_s),
+            _ms(row.stall_s),
             "" if row.stall_share is None else f"{row.stall_share:.2f}",
             size_text(row.bytes_loaded),
         ]

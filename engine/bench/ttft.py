@@ -32,13 +32,13 @@ class TtftSweep:
     check_layer: int = 1
     pairs: int = 5
 
-    def check(self, engine_layers: int, context: int) -> None:
+    def check(self, layers: int, context: int) -> None:
         """Raises UsageError for what the model cannot do, before anything is measured."""
-        for tokens in self.tokens:
-            standard_length(tokens, context)
         for way in self.ways():
             indices = [0] if way.policy == "explicit" else None
-            _options(way, self.check_layer, indices).check_model(engine_layers)
+            _options(way, self.check_layer, indices).check_model(layers)
+        for tokens in self.tokens:
+            standard_length(tokens, context)
 
     def ways(self) -> list["Way"]:
         """Full prefill first, then reuse and blends: each of the latter with every loader."""

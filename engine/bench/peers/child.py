@@ -81,8 +81,8 @@ class Vllm:
     needs = "vllm"
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        # In this process: what would answer us is a busy process of its own otherwise.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        # Otherwise its scheduler is a process that keeps a core busy while it waits.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import torch
         from vllm import LLM, SamplingParams
 
