@@ -43,12 +43,18 @@ def why_not_faster(result: AskResult) -> list[str]:
     """Where the time to first token went, then every reason that kept it from being less."""
     t, prompt = result.timing, len(result.prompt.token_ids)
     spent = (
-        ("reading stored KV", t.kv_stall_s),
+        ("waiting for stored KV", t.kv_stall_s),
         ("placing it", t.rotate_s),
         ("choosing tokens", t.score_s),
         ("computing tokens", t.recompute_s),
     )
     lines = ["time: " + ", ".join(f"{what} {duration_text(s)}" for what, s in spent)]
+    if result.kv.bytes_loaded and t.kv_load_s > t.kv_stall_s:
+        lines.append(
+            f"loading: {size_text(result.kv.bytes_loaded)} of stored KV took "
+            f"{duration_text(t.kv_load_s)}, {duration_text(t.kv_load_s - t.kv_stall_s)} of it "
+            "while computing"
+        )
     if result.skipped_blend:
         lines.append(f"too short to blend: {result.skipped_blend}")
     misses = [s for s in result.prompt.segments if s.status == "miss"]
@@ -73,7 +79,7 @@ def why_not_faster(result: AskResult) -> list[str]:
     if blended and layers > 1 and result.policy not in ("random", "explicit"):
         lines.append(f"late check: layers 0 to {layers} were computed for more tokens than chosen")
     if t.kv_stall_s > SLOW_LOAD * t.ttft_s and result.kv.bytes_loaded:
-        rate = rate_text(result.kv.bytes_loaded / t.kv_stall_s, "bytes")
+        rate = rate_text(result.kv.bytes_loaded / t.kv_load_s, "bytes")
         lines.append(
             f"slow disk: {size_text(result.kv.bytes_loaded)} of KV came at {rate}; the next run "
             "may find it in memory"

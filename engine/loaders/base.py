@@ -123,11 +123,11 @@ class LayerLoader(ABC):
         """
         self._end_layer()
         began = time.perf_counter()
-        with self._watch.stall:
-            tensors = self._staging.take(index, self._take(index))
+        tensors = self._staging.take(index, self._take(index))
         self._current, self._held = index, True
         self._since = time.perf_counter()
         self._stall_s[index] += self._since - began
+        self._watch.stall.add(self._since - began)
         pairs = zip(self._needed(index), tensors[::2], tensors[1::2], strict=True)
         return [LoadedSegment(e.start, e.end, e.exact, LayerKV(k, v)) for e, k, v in pairs]
 

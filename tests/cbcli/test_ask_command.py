@@ -164,7 +164,7 @@ def test_too_short_is_said(world: World) -> None:
 
 def test_reasons_are_said_in_words(world: World) -> None:
     said = world("ask", QUESTION, "-v", "--ratio", "0.9", "--check-layer", "2").stderr
-    for words in ("time: reading stored KV", "high ratio", "short prompt", "late check"):
+    for words in ("time: waiting for stored KV", "high ratio", "short prompt", "late check"):
         assert words in said
 
 

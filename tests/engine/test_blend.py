@@ -10,7 +10,7 @@ import torch
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.blend import blend as run_blend
-from engine.loaders import make_loader
+from engine.loaders import LOADER_NAMES, make_loader
 from engine.options import BlendOptions
 from engine.policies import POLICY_NAMES, budget, make_policy, select
 from engine.sources import find_sources
@@ -60,7 +60,10 @@ def test_everything_selected_layer_by_layer_equals_full_prefill(tiny, tmp_path: 
     expected = world.full(prompt)
     # A ratio just under 1 rounds up to every token; explicit positions skip the full layers.
     almost = Decimal(1) - Decimal("1e-9")
-    runs = [world.prefill(prompt, ratio=almost, policy=name, check_layers=1) for name in SCORED]
+    runs = [
+        world.prefill(prompt, ratio=almost, policy=name, check_layers=1, loader=loader)
+        for name, loader in zip(SCORED, LOADER_NAMES, strict=True)
+    ]
     runs.append(world.prefill(prompt, policy="explicit", indices=cached))
     runs.append(world.prefill(prompt, ratio=(almost, almost), check_layers=(1, 2)))
     for run in runs:
@@ -73,9 +76,9 @@ def test_one_chunk_behind_its_prefix_equals_full_prefill_at_ratio_0(tiny, tmp_pa
     world = make_world(tiny, tmp_path)
     world.ingest()
     regime = world.model.rope.regime
-    for index, chunk in enumerate(world.chunks):
+    for index, (chunk, loader) in enumerate(zip(world.chunks, LOADER_NAMES, strict=True)):
         prompt = world.prompt((index,))
-        run = world.prefill(prompt, ratio=0)
+        run = world.prefill(prompt, ratio=0, loader=loader)
         same = regime(len(prompt.token_ids)) == regime(len(world.prefix) + len(chunk.token_ids))
         assert run.found[1].status == ("exact" if same else "hit")
         assert close(run.logits[0], world.full(prompt)) or not same
@@ -84,9 +87,9 @@ def test_one_chunk_behind_its_prefix_equals_full_prefill_at_ratio_0(tiny, tmp_pa
 @pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3-window", "phi3-longrope-long"])
 def test_all_misses_equal_full_prefill(name: str, tmp_path: Path) -> None:
     world = make_world(BY_NAME[name], tmp_path)
-    for policy in SCORED:
+    for policy, loader in zip(SCORED, LOADER_NAMES, strict=True):
         prompt = world.prompt((2, 0, 1))
-        run = world.prefill(prompt, ratio="0.16", policy=policy)
+        run = world.prefill(prompt, ratio="0.16", policy=policy, loader=loader)
         assert {s.status for s in run.used if s.segment.kind == "chunk"} == {"miss"}
         assert close(run.logits[0], world.full(prompt))
 
@@ -103,9 +106,10 @@ def test_reuse_computes_suffix_separators_and_misses_only(world: World, monkeypa
 
     monkeypatch.setattr(world.model, "keys_values", counting)
     expected = len(world.suffix) + 3 * len(world.separator) + len(world.chunks[2].token_ids)
-    for policy, options in itertools.product(SCORED, [{"ratio": 0}, {"mode": "reuse"}]):
+    ways = [{"ratio": 0}, {"mode": "reuse"}]
+    for policy, loader, options in itertools.product(SCORED, LOADER_NAMES, ways):
         computed.clear()
-        run = world.prefill(prompt, policy=policy, **options)
+        run = world.prefill(prompt, policy=policy, loader=loader, **options)
         assert computed == [expected] * 4
         assert run.selected == ()
         assert run.per_layer == (0,) * 4
@@ -142,8 +146,9 @@ def test_reuse_keeps_stored_values_and_turns_stored_keys(world: World) -> None:
 def test_same_call_twice_gives_the_same(world: World) -> None:
     world.ingest()
     prompt = world.prompt((3, 1, 0, 2))
-    for policy in SCORED:
-        one, two = (world.prefill(prompt, policy=policy, ratio="0.3") for _ in range(2))
+    for policy, loader in itertools.product(SCORED, LOADER_NAMES):
+        options = {"policy": policy, "ratio": "0.3", "loader": loader}
+        one, two = (world.prefill(prompt, **options) for _ in range(2))
         assert torch.equal(one.logits, two.logits)
         assert one.selected == two.selected
         assert all(torch.equal(a, b) for a, b in zip(world.kv(one), world.kv(two), strict=True))
@@ -531,6 +536,7 @@ def entry_size(world: World, key: str) -> int:
         ({"policy": "explicit"}, "needs positions"),
         ({"indices": [1]}, "chooses its own"),
         ({"mode": "fast"}, "unknown"),
+        ({"loader": "magic"}, "unknown"),
         ({"min_tokens": -1}, "negative"),
     ],
 )
