@@ -1,8 +1,10 @@
 """Documents into the store: cut into chunks, their KV computed, the catalog brought up to date."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cache_store.catalog import ChunkText
 from cache_store.keys import chunk_id
@@ -10,7 +12,8 @@ from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.chunking import Chunk, split_document
 from engine.documents import Document, Skipped, Unreadable
-from engine.precompute import ChunkWriter
+from engine.precompute import OnStored
+from engine.prompt import PromptChunk
 from engine.tokenizer import Tokenizer
 
 CUTTING_VERSION = 1  # raise it when the same text would be cut elsewhere
@@ -165,46 +168,113 @@ class Cutter:
         return match.key if match is not None and match.exact else None
 
 
+class ChunkComputer(Protocol):
+    """Computes the KV of chunks behind one context, and stores it: `ChunkWriter`, or several."""
+
+    def write_context(self) -> str: ...
+
+    def held(self, token_ids: Sequence[int]) -> str | None: ...
+
+    def write_all(self, chunks: Iterable[PromptChunk], on_stored: OnStored) -> None: ...
+
+
 def run_ingest(
     plan: IngestPlan,
     cutter: Cutter,
-    make_writer: Callable[[], ChunkWriter],
+    make_writer: Callable[[], ChunkComputer],
     report: IngestReport,
     on_tokens: Callable[[int], None],
 ) -> None:
-    """Computes what is missing, document by document, and keeps `report` up to date.
+    """Computes what is missing, and keeps `report` up to date.
 
-    A document enters the catalog once all its chunks are stored, so that stopping at any moment
-    leaves a good store and the next run goes on from there. Chunks that a changed document no
-    longer has, and no other document has, are dropped. on_tokens gets the tokens computed so far.
-    make_writer is called only where there is something to compute. Raises StoreFullError.
+    A document enters the catalog once all its chunks are stored, and those before it are in, so
+    that stopping at any moment leaves a good store and the next run goes on from there. Chunks that
+    a changed document no longer has, and no other document has, are dropped. on_tokens gets the
+    tokens computed so far, in whichever thread stores them. make_writer is called only where there
+    is something to compute. Raises StoreFullError.
     """
-    store, catalog = cutter.store, cutter.store.catalog
-    settings = cutter.cutting.settings(cutter.model.tokenizer)
     for key in plan.held:
-        store.protect(key)
-    missing = set(plan.missing)
-    planned = {chunk.chunk_id for document in plan.documents for chunk in document.chunks}
-    writer = None
-    if missing:
-        writer = make_writer()
-        store.protect(writer.write_context())
-    for document in plan.documents:
-        for chunk in document.chunks:
-            if writer is not None and chunk.chunk_id in missing:
-                ids = cutter.model.tokenizer.encode(chunk.text)
-                if writer.holds(ids):  # another ingest was faster
+        cutter.store.protect(key)
+    ledger = _Ledger(plan, cutter, report, on_tokens)
+    if not plan.missing:
+        ledger.advance()
+        return
+    writer = make_writer()
+    cutter.store.protect(writer.write_context())
+    ledger.advance()
+    writer.write_all(ledger.missing(writer), ledger.stored)
+
+
+class _Ledger:
+    """Which chunks are still to be stored, and which documents wait for them.
+
+    Chunks are told of by the thread that stores them while another looks for the next.
+    """
+
+    def __init__(
+        self,
+        plan: IngestPlan,
+        cutter: Cutter,
+        report: IngestReport,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self._plan, self._cutter, self._report = plan, cutter, report
+        self._on_tokens = on_tokens
+        self._settings = cutter.cutting.settings(cutter.model.tokenizer)
+        self._planned = {c.chunk_id for document in plan.documents for c in document.chunks}
+        self._awaited = set(plan.missing)
+        self._document = self._chunk = 0  # what comes before this chunk is done
+        self._lock = threading.Lock()
+
+    def missing(self, writer: ChunkComputer) -> Iterator[PromptChunk]:
+        """What is to be computed, in the documents' order."""
+        unseen = set(self._plan.missing)
+        for document in self._plan.documents:
+            for chunk in document.chunks:
+                if chunk.chunk_id not in unseen:
                     continue
-                store.protect(writer.write(ids, chunk.chunk_id))
-                missing.discard(chunk.chunk_id)
-                report.computed_chunks += 1
-                report.computed_tokens += len(ids)
-                on_tokens(report.computed_tokens)
+                unseen.discard(chunk.chunk_id)
+                ids = tuple(self._cutter.model.tokenizer.encode(chunk.text))
+                key = writer.held(ids)
+                if key is None:
+                    yield PromptChunk(ids, chunk.chunk_id)
+                else:  # another ingest was faster
+                    self._settle(chunk.chunk_id, key)
+
+    def stored(self, chunk: PromptChunk, key: str) -> None:
+        """A chunk was computed and stored."""
+        self._report.computed_chunks += 1
+        self._report.computed_tokens += len(chunk.token_ids)
+        self._settle(chunk.chunk_id or "", key)
+        self._on_tokens(self._report.computed_tokens)
+
+    def _settle(self, name: str, key: str) -> None:
+        self._cutter.store.protect(key)
+        with self._lock:
+            self._awaited.discard(name)
+        self.advance()
+
+    def advance(self) -> None:
+        """Puts documents into the catalog, in their order, up to the first that lacks a chunk."""
+        with self._lock:
+            while self._document < len(self._plan.documents):
+                document = self._plan.documents[self._document]
+                while self._chunk < len(document.chunks):
+                    if document.chunks[self._chunk].chunk_id in self._awaited:
+                        return
+                    self._chunk += 1
+                self._enter(document)
+                self._document, self._chunk = self._document + 1, 0
+
+    def _enter(self, document: DocumentPlan) -> None:
+        store, catalog = self._cutter.store, self._cutter.store.catalog
         if document.state != "unchanged":
             before = {chunk.chunk_id for chunk in catalog.chunks(document.source)}
-            catalog.replace_document(document.source, document.digest, settings, document.chunks)
-            _drop(store, before - planned, report)  # what moved to a later document stays
-        report.documents += 1
+            catalog.replace_document(
+                document.source, document.digest, self._settings, document.chunks
+            )
+            _drop(store, before - self._planned, self._report)  # what moved to a later one stays
+        self._report.documents += 1
 
 
 def _drop(store: ChunkStore, names: set[str], report: IngestReport) -> None:

@@ -1,6 +1,7 @@
 """A chunk's own KV: computed behind the store's context and nothing else."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -9,10 +10,44 @@ from cache_store.keys import KVSpec, entry_key, group_key
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.packed import forward_packed
 from engine.prompt import PromptChunk, Segment
 from engine.sources import KVStore
+from engine.write_behind import WriteBehind
 
 LayerBuffers = tuple[memoryview, memoryview]
+OnStored = Callable[[PromptChunk, str], None]
+
+# Tokens computed together. Measured on 2 AVX-512/AMX cores with the default model and chunks of 64
+# to 512 tokens: 1,024 are a fifth slower, 2,048 about 7% slower, 8,192 no faster.
+BATCH_TOKENS = 4096
+CACHE_STEP = 512  # the context is computed again where a longer chunk than ever needs more room
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Chunks that were computed together, in one length regime.
+
+    kv: on the host, [layers, 2, tokens, kv_heads, head_dim], K before RoPE and V of all chunks, one
+    after the other. copied: when the device has brought it there.
+    """
+
+    chunks: tuple[PromptChunk, ...]
+    regime: str
+    kv: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def layers(self) -> Iterator[tuple[PromptChunk, list[LayerBuffers]]]:
+        """Each chunk with, per layer, its K and V as contiguous bytes."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        # bf16 has no buffer type of its own, so it goes as bytes
+        values = self.kv.flatten(3).view(torch.uint8).numpy()
+        start = 0
+        for chunk in self.chunks:
+            end = start + len(chunk.token_ids)
+            yield chunk, [(kv[0, start:end].data, kv[1, start:end].data) for kv in values]
+            start = end
 
 
 class Precomputer:
@@ -28,46 +63,52 @@ class Precomputer:
         """The length regime a chunk of so many tokens is computed in."""
         return self.model.rope.regime(len(self.context) + tokens)
 
-    def chunk(self, token_ids: Sequence[int]) -> list[LayerBuffers]:
-        """Per layer, K before RoPE and V as contiguous bytes [tokens, kv_heads, head_dim]."""
-        cache = self._context_cache(len(token_ids))
-        length = len(self.context) + len(token_ids)
-        return self._run(cache, token_ids, length)
+    def batch(self, chunks: Sequence[PromptChunk], space: torch.Tensor | None = None) -> Batch:
+        """Computes chunks of one length regime together.
 
-    def prefix(self) -> list[LayerBuffers]:
-        """The context's own KV, in the same form."""
-        cache = self.model.new_cache(len(self.context))
-        return self._run(cache, self.context, len(self.context))
+        space: host memory for their KV, flat, in the model's dtype, at least `batch_values` long.
+        """
+        c, tokens = self.model.config, sum(len(chunk.token_ids) for chunk in chunks)
+        size = self.batch_values(tokens)
+        space = self.new_space(tokens) if space is None else space
+        kv = space[:size].view(c.layers, 2, tokens, c.kv_heads, c.head_dim)
+        on_cuda = self.model.device.type == "cuda"
 
-    def _run(self, cache: KVCache, token_ids: Sequence[int], length: int) -> list[LayerBuffers]:
-        layers: list[LayerBuffers] = []
-        forward(
-            self.model,
-            cache,
-            token_ids,
-            self.model.rope.tables(length),
-            last=0,
-            capture=lambda layer, k, v: layers.append((_buffer(k), _buffer(v))),
-        )
-        return layers
+        def keep(layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+            kv[layer, 0].copy_(k, non_blocking=on_cuda)
+            kv[layer, 1].copy_(v, non_blocking=on_cuda)
 
-    def _context_cache(self, tokens: int) -> KVCache:
-        """A cache that holds the context in the regime of the whole, with room for the chunk."""
-        length = len(self.context) + tokens
+        longest = max(len(chunk.token_ids) for chunk in chunks)
+        length = len(self.context) + longest
+        cache, tables = self._context_cache(length), self.model.rope.tables(length)
+        forward_packed(self.model, cache, [chunk.token_ids for chunk in chunks], tables, keep)
+        copied = None
+        if on_cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(torch.cuda.current_stream(self.model.device))
+        return Batch(tuple(chunks), self.regime(longest), kv, copied)
+
+    def batch_values(self, tokens: int) -> int:
+        """Numbers that the K and V of so many tokens are."""
+        c = self.model.config
+        return c.layers * 2 * tokens * c.kv_heads * c.head_dim
+
+    def new_space(self, tokens: int) -> torch.Tensor:
+        """Host memory for the KV of so many tokens, where the device copies to it fast."""
+        on_cuda = self.model.device.type == "cuda"
+        return torch.empty(self.batch_values(tokens), dtype=self.model.dtype, pin_memory=on_cuda)
+
+    def _context_cache(self, length: int) -> KVCache:
+        """A cache that holds the context in the regime of the whole, with room for `length`."""
         cache, regime = self._cache, self.model.rope.regime(length)
         if cache is None or cache.capacity < length or self._regime != regime:
-            cache = self.model.new_cache(length)
+            cache = self.model.new_cache(-(-length // CACHE_STEP) * CACHE_STEP)
             if self.context:
                 tables = self.model.rope.tables(length)
                 forward(self.model, cache, self.context, tables, last=0)
             self._cache, self._regime = cache, regime
         cache.length = len(self.context)
         return cache
-
-
-def _buffer(x: torch.Tensor) -> memoryview:
-    """A tensor's bytes; bf16 has no buffer type of its own, so it goes as bytes."""
-    return x.detach().cpu().contiguous().view(torch.uint8).numpy().data
 
 
 class ChunkWriter:
@@ -83,37 +124,93 @@ class ChunkWriter:
     def context(self) -> tuple[int, ...]:
         return self._precomputer.context
 
-    def holds(self, token_ids: Sequence[int]) -> bool:
-        """Whether the store has this chunk's KV behind this very context."""
+    def held(self, token_ids: Sequence[int]) -> str | None:
+        """The key of this chunk's KV behind this very context, if the store has it."""
         regime = self._precomputer.regime(len(token_ids))
-        return self.store.contains(self.spec, token_ids, self.context, regime)
+        if not self.store.contains(self.spec, token_ids, self.context, regime):
+            return None
+        return entry_key(group_key(self.spec, token_ids), self.context, regime)
 
     def write(self, token_ids: Sequence[int], chunk_id: str | None = None) -> str:
-        """Computes the chunk's KV and stores it; returns the entry's key.
+        """Computes one chunk's KV and stores it; returns the entry's key.
 
         Raises StoreFullError, UsageError for a chunk longer than the model's context.
         """
+        keys: list[str] = []
+        chunk = PromptChunk(tuple(token_ids), chunk_id)
+        self._check(chunk)
+        for _ in self._stored(self._precomputer.batch([chunk]), lambda _, key: keys.append(key)):
+            pass
+        return keys[0]
+
+    def write_all(self, chunks: Iterable[PromptChunk], on_stored: OnStored) -> None:
+        """Computes chunks in batches, and stores each while the next is computed.
+
+        on_stored is told of each chunk that is stored and its entry's key, in order, in another
+        thread. Interrupted, it ends once the chunk that is being written is stored. Raises
+        StoreFullError, UsageError for a chunk longer than the model's context; what was stored
+        until then stays.
+        """
+        spaces: dict[int, torch.Tensor] = {}
+        with WriteBehind(depth=1) as behind:
+            for number, batch in enumerate(self.batches(chunks)):
+                turn = number % 2  # one is written while the other is computed
+                tokens = sum(len(chunk.token_ids) for chunk in batch)
+                if turn not in spaces or len(spaces[turn]) < self._precomputer.batch_values(tokens):
+                    spaces[turn] = self._precomputer.new_space(max(tokens, BATCH_TOKENS))
+                computed = self._precomputer.batch(batch, spaces[turn])
+                behind.submit(self._stored(computed, on_stored))
+
+    def batches(self, chunks: Iterable[PromptChunk]) -> Iterator[list[PromptChunk]]:
+        """Chunks in order, as many at a time as are computed together: of one length regime, and
+        of BATCH_TOKENS in all where one alone isn't longer. Raises UsageError as `write` does."""
+        batch: list[PromptChunk] = []
+        tokens, regime = 0, ""
+        for chunk in chunks:
+            self._check(chunk)
+            size = len(chunk.token_ids)
+            own = self._precomputer.regime(size)
+            if batch and (tokens + size > BATCH_TOKENS or own != regime):
+                yield batch
+                batch, tokens = [], 0
+            batch.append(chunk)
+            tokens, regime = tokens + size, own
+        if batch:
+            yield batch
+
+    def _check(self, chunk: PromptChunk) -> None:
         limit = self._precomputer.model.config.context - len(self.context)
-        if len(token_ids) >= limit:
+        if len(chunk.token_ids) >= limit:
             raise UsageError(
-                f"a chunk of {len(token_ids)} tokens does not fit the model's context",
+                f"a chunk of {len(chunk.token_ids)} tokens does not fit the model's context",
                 f"with its prefix it takes chunks under {limit} tokens",
             )
-        layers = self._precomputer.chunk(token_ids)
-        regime = self._precomputer.regime(len(token_ids))
-        return self.store.put(
-            self.spec, token_ids, self.context, regime, layers, chunk_id=chunk_id or ""
-        )
+
+    def _stored(self, batch: Batch, on_stored: OnStored) -> Iterator[None]:
+        """Stores a batch, a chunk a step."""
+        for chunk, layers in batch.layers():
+            key = self.store.put(
+                self.spec,
+                chunk.token_ids,
+                self.context,
+                batch.regime,
+                layers,
+                chunk_id=chunk.chunk_id or "",
+            )
+            on_stored(chunk, key)
+            yield
 
     def write_missing(self, chunks: Iterable[PromptChunk | Segment]) -> int:
         """Stores the context and those of the chunks that are not there; counts the latter."""
-        written = 0
-        for chunk in chunks:
-            if chunk.token_ids and not self.holds(chunk.token_ids):
-                self.write_context()
-                self.write(chunk.token_ids, chunk.chunk_id)
-                written += 1
-        return written
+        missing = {
+            chunk.token_ids: PromptChunk(chunk.token_ids, chunk.chunk_id)
+            for chunk in chunks
+            if chunk.token_ids and self.held(chunk.token_ids) is None
+        }
+        if missing:
+            self.write_context()
+            self.write_all(missing.values(), lambda chunk, key: None)
+        return len(missing)
 
     def write_context(self) -> str:
         """Stores the context's own KV, itself behind nothing, unless it is there.
@@ -122,7 +219,5 @@ class ChunkWriter:
         """
         if not self.context:
             return ""
-        regime = self._precomputer.regime(0)
-        if not self.store.contains(self.spec, self.context, (), regime):
-            self.store.put(self.spec, self.context, (), regime, self._precomputer.prefix())
-        return entry_key(group_key(self.spec, self.context), (), regime)
+        alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
+        return alone.held(self.context) or alone.write(self.context)
