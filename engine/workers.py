@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from cache_store.errors import (
@@ -246,6 +247,7 @@ class WorkerPool(Generic[Task, Result]):
 def _serve(pipe: connection.Connection[Any, Any], start: Start[Any, Any], device: str) -> None:
     """A worker's whole life: a message once it has started, then one for each task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGTERM, _leave)
     with ExitStack() as stack, suppress(BrokenPipeError):  # where the parent is gone
         try:
             answer = stack.enter_context(start(device))
@@ -259,6 +261,11 @@ def _serve(pipe: connection.Connection[Any, Any], start: Start[Any, Any], device
             except EOFError:
                 return
             pipe.send(answer(task))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ends a worker in the middle of its task, but in good order: what is open gets closed."""
+    sys.exit(128 + number)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -200,7 +199,7 @@ def runner_on(settings: Settings, compare: bool, sharing: int, device: str) -> I
     from engine.machine import this_machine
 
     threads = settings.threads
-    if threads is None and device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if threads is None and device == "cpu":
         threads = max(1, this_machine().usable // sharing)
     settings = replace(settings, device=device, threads=threads)
     with LineRunner(settings, Output(quiet=True), compare=compare) as runner:

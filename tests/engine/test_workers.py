@@ -126,9 +126,8 @@ def test_a_device_that_goes_away_leaves_the_others(tmp_path: Path) -> None:
 
 def test_without_any_worker_it_ends(tmp_path: Path) -> None:
     gone = f"once:{tmp_path / 'started'}"
-    with make_pool(tmp_path, gone) as pool:
-        with pytest.raises(NotFoundError, match="went away"):
-            results(pool, [("die", ""), ("tell", "b")])
+    with make_pool(tmp_path, gone) as pool, pytest.raises(NotFoundError, match="went away"):
+        results(pool, [("die", ""), ("tell", "b")])
 
 
 def test_interrupts_are_not_for_workers(tmp_path: Path) -> None:
