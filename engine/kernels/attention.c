@@ -125,14 +125,10 @@ static void hide(float *s, long keys, long first, const int32_t *positions, long
     }
 }
 
-/* Turns scores into unnormalised probabilities p, rows of two keys interleaved, and brings the
-   running maximum and sum up to date. Returns whether a maximum rose; *shrink is then by what
-   earlier sums and outputs are multiplied. */
-static inline int soften(const float *s, uint16_t *p, long keys, __m512 scale, __m512 *top,
-                         __m512 *sum, __m512 *shrink) {
-    const __m512i interleave = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-        23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+/* Brings the running maximum up to date with the scores of some keys. Returns whether it rose; by
+   *shrink earlier sums and outputs are then multiplied. */
+static inline int lift(const float *s, long keys, __m512 scale, __m512 *top, __m512 *sum,
+                       __m512 *shrink) {
     __m512 a = _mm512_set1_ps(-1e30f), b = a;
     for (long j = 0; j < keys; j += 2) {
         a = _mm512_max_ps(a, _mm512_load_ps(s + j * COLUMNS));
@@ -140,32 +136,41 @@ static inline int soften(const float *s, uint16_t *p, long keys, __m512 scale, _
     }
     const __m512 highest = _mm512_max_ps(*top, _mm512_mul_ps(_mm512_max_ps(a, b), scale));
     const int rose = _mm512_cmp_ps_mask(highest, *top, _CMP_GT_OQ) != 0;
-    if (rose) {
-        *shrink = exp2_ps(_mm512_sub_ps(*top, highest));
-        *sum = _mm512_mul_ps(*sum, *shrink);
-        *top = highest;
-    } else {
-        *shrink = _mm512_set1_ps(1.0f);
-    }
+    *shrink = exp2_ps(_mm512_sub_ps(*top, highest));
+    *sum = _mm512_mul_ps(*sum, *shrink);
+    *top = highest;
+    return rose;
+}
+
+/* Turns the scores of GROUP keys into unnormalised probabilities p, rows of two keys interleaved,
+   and adds them to the sum. */
+static inline void soften(const float *s, uint16_t *p, __m512 scale, __m512 top, __m512 *sum) {
+    const __m512i interleave = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+        23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 total = *sum, total2 = _mm512_setzero_ps();
-    for (long j = 0; j < keys; j += 2) {
-        const __m512 x = exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + j * COLUMNS), scale, highest));
+    for (long j = 0; j < GROUP; j += 2) {
+        const __m512 x = exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + j * COLUMNS), scale, top));
         const __m512 y =
-            exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + (j + 1) * COLUMNS), scale, highest));
+            exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + (j + 1) * COLUMNS), scale, top));
         total = _mm512_add_ps(total, x);
         total2 = _mm512_add_ps(total2, y);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
         _mm512_store_si512(p + j * COLUMNS, _mm512_permutexvar_epi16(interleave, both));
     }
     *sum = _mm512_add_ps(total, total2);
-    return rose;
+}
+
+static inline long groups_of(long end, long first) {
+    const long left = (end - first + GROUP - 1) / GROUP;
+    return left < KEYS / GROUP ? left : KEYS / GROUP;
 }
 
 /* COLUMNS queries of one KV head, from column `start` on; past the last one it is repeated. */
 static void attend_columns(const Work *w, long head, long start) {
     uint16_t q[MAX_DIM * COLUMNS] __attribute__((aligned(64)));
     float o[MAX_DIM * COLUMNS] __attribute__((aligned(64)));
-    float s[KEYS * COLUMNS] __attribute__((aligned(64)));
+    float both[2][KEYS * COLUMNS] __attribute__((aligned(64)));
     uint16_t p[KEYS * COLUMNS] __attribute__((aligned(64)));
     int32_t positions[COLUMNS];
     const long dim = w->dim, shared = w->heads / w->kv_heads, columns = w->tokens * shared;
@@ -192,23 +197,38 @@ static void attend_columns(const Work *w, long head, long start) {
     const long end = positions[COLUMNS - 1] + 1;
     long from = w->window && positions[0] - w->window + 1 > 0 ? positions[0] - w->window + 1 : 0;
     from = from / GROUP * GROUP;
-    for (long first = from; first < end; first += KEYS) {
-        const long left = (end - first + GROUP - 1) / GROUP;
-        const long groups = left < KEYS / GROUP ? left : KEYS / GROUP, keys = groups * GROUP;
-        for (long g = 0; g < groups; g++) {
-            const long key = first + g * GROUP;
-            const uint16_t *k = key + GROUP <= w->keys ? w->k + head * w->kv_stride + key * dim
-                                                       : w->tail + head * GROUP * dim;
-            scores(k, q, dim, s + g * GROUP * COLUMNS);
-        }
-        if (first + keys > positions[0] + 1 ||
-            (w->window && first <= positions[COLUMNS - 1] - w->window))
-            hide(s, keys, first, positions, w->window);
+    /* Scores of the next keys are made between the steps of softening these: tiles multiply while
+       the other units work. */
+    const long steps = (end - from + KEYS - 1) / KEYS;
+    for (long step = -1; step < steps; step++) {
+        const long first = from + step * KEYS;
+        const long groups = step < 0 ? 0 : groups_of(end, first);
+        const long coming = step + 1 < steps ? groups_of(end, first + KEYS) : 0;
+        float *s = both[step & 1], *next = both[(step + 1) & 1];
         int rose = 0;
-        for (int half = 0; half < 2; half++)
-            rose |= soften(s + half * TILE, p + half * 2 * TILE, keys, scale, top + half,
-                           sum + half, shrink + half);
-        if (rose && first > from) {
+        if (groups) {
+            const long keys = groups * GROUP;
+            if (first + keys > positions[0] + 1 ||
+                (w->window && first <= positions[COLUMNS - 1] - w->window))
+                hide(s, keys, first, positions, w->window);
+            for (int half = 0; half < 2; half++)
+                rose |= lift(s + half * TILE, keys, scale, top + half, sum + half, shrink + half);
+        }
+        for (long g = 0; g < groups || g < coming; g++) {
+            if (g < coming) {
+                const long key = first + KEYS + g * GROUP;
+                const uint16_t *k = key + GROUP <= w->keys ? w->k + head * w->kv_stride + key * dim
+                                                           : w->tail + head * GROUP * dim;
+                scores(k, q, dim, next + g * GROUP * COLUMNS);
+            }
+            if (g < groups) {
+                for (int half = 0; half < 2; half++)
+                    soften(s + g * GROUP * COLUMNS + half * TILE,
+                           p + g * GROUP * COLUMNS + half * 2 * TILE, scale, top[half], sum + half);
+            }
+        }
+        if (!groups) continue;
+        if (rose && step) {
             for (long d = 0; d < dim; d++) {
                 float *row = o + d * COLUMNS;
                 _mm512_store_ps(row, _mm512_mul_ps(_mm512_load_ps(row), shrink[0]));
@@ -216,7 +236,7 @@ static void attend_columns(const Work *w, long head, long start) {
             }
         }
         weigh(w->values + (head * w->groups + first / GROUP) * GROUP * dim, p, groups, dim, o,
-              first == from);
+              step == 0);
     }
     for (int half = 0; half < 2; half++) {
         const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), sum[half]);
