@@ -64,7 +64,7 @@ class Settings:
     offline: bool = _setting(False, values.flag, "Never use the network")
     device: str = _setting("auto", values.device, "auto, cpu, cuda, cuda:N or mps")
     devices: tuple[str, ...] = _setting(
-        (), values.devices, "Devices that share the work of `run`; none: only the one of `device`"
+        (), values.devices, "Devices that share the work of run and ingest; none: `device` alone"
     )
     dtype: str = _setting(
         "auto", values.choice("auto", "bf16", "fp16", "fp32"), "auto, bf16, fp16 or fp32"

@@ -119,7 +119,8 @@ def devices(value: object) -> tuple[str, ...]:
     expected = "devices such as cuda:0,cuda:1"
     if value in ([], ()):
         return ()
-    found = tuple(_each(item, device, expected) for item in _items(value, expected))
+    items = [i.strip() if isinstance(i, str) else i for i in _items(value, expected)]
+    found = tuple(_each(item, device, expected) for item in items)
     if "auto" in found:
         raise ValueError(expected)
     return found

@@ -243,6 +243,21 @@ def test_text_from_a_shell_may_spell_its_newlines(home: Path) -> None:
     (home / "work" / "cacheblend.toml").write_text(r"separator = '\n'")
     assert load(home).separator == r"\n"
     assert load(home, CACHEBLEND_STOP=r"\nUser:").stop == ("\nUser:",)
+    assert load(home).text_separator == " # # "
+    assert load(home, {"text_separator": r"\n#\n"}).text_separator == "\n#\n"
+    assert "at least one character" in refused(home, {"text_separator": ""}).hint
+
+
+def test_devices_come_as_a_list_or_with_commas(home: Path) -> None:
+    assert load(home).devices == ()
+    assert load(home, CACHEBLEND_DEVICES="cuda:0, cuda:1").devices == ("cuda:0", "cuda:1")
+    (home / "work" / "cacheblend.toml").write_text('devices = ["cpu", "cpu"]')
+    assert load(home).devices == ("cpu", "cpu")
+    assert load(home, {"devices": "mps"}).devices == ("mps",)
+    for wrong in ("auto", "cpu,", "cpu,warp", "auto,cpu"):
+        error = refused(home, {"devices": wrong})
+        assert error.message == f"--devices is {wrong!r}"
+        assert error.hint == "expected devices such as cuda:0,cuda:1"
 
 
 def test_an_empty_variable_is_unset_but_for_texts(home: Path) -> None:
