@@ -192,7 +192,7 @@ static void attend_columns(const Work *w, long head, long start) {
     }
     const __m512 scale = _mm512_set1_ps(w->scale);
     __m512 top[2], sum[2], shrink[2];
-    top[0] = top[1] = _mm512_set1_ps(-1e30f);
+    top[0] = top[1] = _mm512_set1_ps(-1e20f); /* far above hidden scores: all hidden weigh 0 */
     sum[0] = sum[1] = _mm512_setzero_ps();
     const long end = positions[COLUMNS - 1] + 1;
     long from = w->window && positions[0] - w->window + 1 > 0 ? positions[0] - w->window + 1 : 0;

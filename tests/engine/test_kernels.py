@@ -1,0 +1,211 @@
+"""The kernels in C against torch, and both against float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.attention import AttentionPlan
+from engine.kernels import kernels_for
+from engine.kernels.native import NativeKernels, library
+from engine.kernels.plain import PlainKernels
+from engine.kernels.protocol import Kernels
+
+BF16 = torch.bfloat16
+CPU = torch.device("cpu")
+BUILT = library()
+
+native_only = pytest.mark.skipif(BUILT is None, reason="the kernels in C were not built here")
+KERNELS = [
+    pytest.param(PlainKernels, id="torch"),
+    pytest.param(lambda: NativeKernels(BUILT), id="native", marks=native_only),  # type: ignore[arg-type]
+]
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    made: Kernels = request.param()
+    return made
+
+
+def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(BF16)
+
+
+def off_by(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """Relative distance; rounding to bfloat16 alone makes about 0.0017."""
+    assert result.isfinite().all()
+    return float((result.double() - exact).norm() / exact.norm().clamp_min(1e-9))
+
+
+def exact_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: list[int], window: int | None
+) -> torch.Tensor:
+    """Attention in float64, key by key as the words have it."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    shared = q.shape[1] // k.shape[0]
+    for i, p in enumerate(positions):
+        first = 0 if window is None else max(0, p - window + 1)
+        for head in range(q.shape[1]):
+            keys, values = k[head // shared, first : p + 1], v[head // shared, first : p + 1]
+            scores = keys.double() @ q[i, head].double() / q.shape[2] ** 0.5
+            out[i, head] = scores.softmax(0) @ values.double()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "heads", "kv_heads", "dim", "window"),
+    [
+        (1, 1, 9, 3, 64, None),
+        (1, 200, 32, 1, 64, None),
+        (5, 40, 9, 3, 64, None),
+        (24, 100, 4, 4, 128, None),
+        (70, 333, 8, 2, 96, None),
+        (33, 33, 2, 1, 32, None),
+        (40, 161, 6, 2, 256, None),
+        (300, 300, 4, 2, 64, None),
+        (60, 700, 9, 3, 64, 50),
+        (60, 60, 9, 3, 64, 7),
+        (90, 300, 4, 1, 64, 1),
+        (60, 3000, 9, 3, 64, 20),  # some queries see nothing of whole blocks
+        (20, 50, 4, 2, 48, None),  # a size the tiles don't cover
+    ],
+)
+@pytest.mark.parametrize("run", [False, True], ids=["scattered", "last"])
+def test_attention_is_exact_by_position(
+    kernels: Kernels,
+    tokens: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    run: bool,
+) -> None:
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(tokens))
+    chosen = sorted(order[:tokens].tolist())
+    positions = list(range(length - tokens, length)) if run else chosen
+    q = randn(tokens, heads, dim, seed=1)
+    k, v = randn(kv_heads, length + 40, dim, seed=2), randn(kv_heads, length + 40, dim, seed=3)
+    for x in (k, v):  # what no query may see must not matter, whatever it is
+        x[:, positions[-1] + 1 :] = torch.nan
+        if window is not None:
+            x[:, : max(0, positions[0] - window + 1)] = 100.0
+    plan = AttentionPlan(positions, CPU, BF16)
+    out = kernels.attend(q, k, v, plan, window, torch.empty_like(q))
+    assert off_by(out, exact_attention(q, k, v, positions, window)) < 0.003
+
+
+def test_attention_of_sharp_and_of_equal_scores(kernels: Kernels) -> None:
+    length, plan = 400, AttentionPlan(list(range(0, 400, 5)), CPU, BF16)
+    v = randn(1, length, 64, seed=5)
+    q, k = randn(80, 2, 64, seed=6, scale=8), randn(1, length, 64, seed=7, scale=8)
+    sharp = kernels.attend(q, k, v, plan, None, torch.empty_like(q))
+    assert off_by(sharp, exact_attention(q, k, v, plan.bounds, None)) < 0.003
+    equal = kernels.attend(torch.zeros_like(q), k, v, plan, None, torch.empty_like(q))
+    assert off_by(equal, exact_attention(torch.zeros_like(q), k, v, plan.bounds, None)) < 0.003
+
+
+def weights(width: int, inner: int, *, bias: bool) -> SimpleNamespace:
+    made = SimpleNamespace(gate_bias=None, up_bias=None)
+    made.gate, made.up = (randn(width, inner, seed=n, scale=0.1) for n in (1, 2))
+    if bias:
+        made.gate_bias, made.up_bias = randn(width, seed=3), randn(width, seed=4)
+    return made
+
+
+SIZES = [(1, 64, 32), (3, 576, 96), (31, 96, 64), (32, 576, 576), (45, 1536, 64), (200, 704, 288)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "inner", "width"), [*SIZES, (20, 40, 24), (40, 64, 40)])
+def test_products(kernels: Kernels, rows: int, inner: int, width: int, bias: bool) -> None:
+    x, w = randn(rows, inner), weights(width, inner, bias=bias)
+    out = kernels.linear(x, w.gate, w.gate_bias, torch.empty(rows, width, dtype=BF16))
+    exact = x.double() @ w.gate.double().t()
+    assert off_by(out, exact + (w.gate_bias.double() if bias else 0)) < 0.003
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("rows", "inner", "width"), [*SIZES, (20, 40, 24)])
+def test_gated_products(
+    kernels: Kernels, rows: int, inner: int, width: int, activation: str, bias: bool
+) -> None:
+    x, w = randn(rows, inner, scale=3), weights(width, inner, bias=bias)
+    slots = {name: torch.empty(rows, width, dtype=BF16) for name in ("gate", "up")}
+    out = kernels.gated(x, w, activation, slots.__getitem__)  # type: ignore[arg-type]
+    gate, up = x.double() @ w.gate.double().t(), x.double() @ w.up.double().t()
+    if bias:
+        gate, up = gate + w.gate_bias.double(), up + w.up_bias.double()
+    if activation == "silu":
+        exact = F.silu(gate) * up
+    else:
+        exact = F.gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up
+    assert off_by(out, exact) < 0.006
+
+
+@native_only
+def test_a_products_rows_do_not_depend_on_the_others() -> None:
+    kernels = kernels_for(CPU, BF16)
+    x, w = randn(333, 1536), randn(576, 1536)
+    whole = kernels.linear(x, w, None, torch.empty(333, 576, dtype=BF16))
+    for rows in (slice(0, 1), slice(17, 80), slice(100, 333)):
+        part = x[rows].contiguous()
+        alone = kernels.linear(part, w, None, torch.empty(len(part), 576, dtype=BF16))
+        assert torch.equal(alone, whole[rows])
+
+
+@pytest.mark.parametrize("size", [8, 64, 576, 600])
+def test_norm(kernels: Kernels, size: int) -> None:
+    x, weight, delta = randn(5, size), randn(size, seed=1), randn(5, size, seed=2)
+
+    def exact(y: torch.Tensor) -> torch.Tensor:
+        y = y.double()
+        return y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+
+    out = torch.empty_like(x)
+    assert off_by(kernels.norm(x, weight, 1e-5, out), exact(x)) < 0.003
+    summed = (x.double() + delta.double()).to(BF16)
+    assert off_by(kernels.add_norm(x, delta, weight, 1e-5, out), exact(summed)) < 0.003
+    assert torch.equal(x, summed)
+    assert off_by(kernels.norm(x, weight, 1e-5, x), exact(summed)) < 0.003  # in place
+
+
+@pytest.mark.parametrize("turned", [0, 16, 64])
+@pytest.mark.parametrize("where", ["in place", "run of a cache", "scattered in a cache", "fresh"])
+def test_placing(kernels: Kernels, turned: int, where: str) -> None:
+    x = randn(7, 3, 64)
+    angles = torch.linspace(0, 3, 7 * turned // 2).view(7, turned // 2)
+    cos, sin = angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
+    a, b = x.double()[..., : turned // 2], x.double()[..., turned // 2 : turned]
+    c, s = angles.cos().double()[:, None], angles.sin().double()[:, None]
+    exact = torch.cat([a * c - b * s, b * c + a * s, x.double()[..., turned:]], -1)
+    cache, places = randn(3, 20, 64, seed=9), None
+    before = cache.clone()
+    out = {"in place": x, "fresh": torch.empty_like(x)}.get(where)
+    rows = list(range(4, 11))
+    if where == "run of a cache":
+        out = cache[:, 4:11].transpose(0, 1)
+    elif where == "scattered in a cache":
+        rows = [0, 3, 4, 9, 11, 12, 19]
+        out, places = cache.transpose(0, 1), torch.tensor(rows)
+    assert out is not None
+    kernels.place(x, (cos, sin) if turned else None, out, places)
+    if out is not x and where != "fresh":
+        out = cache.transpose(0, 1)[rows]
+        others = [row for row in range(20) if row not in rows]
+        assert torch.equal(cache[:, others], before[:, others])
+    assert off_by(out, exact) < 0.003
+
+
+def test_switched_off_or_for_another_type_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels_for(CPU, torch.float32).name == "torch"
+    monkeypatch.setenv("CACHEBLEND_NATIVE", "0")
+    library.cache_clear()
+    try:
+        assert kernels_for(CPU, BF16).name == "torch"
+    finally:
+        library.cache_clear()
