@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import CacheblendError
 from cache_store.keys import chunk_id
-from cache_store.store import ChunkStore
 from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
@@ -76,10 +75,8 @@ def _named(name: LineName) -> dict[str, Any]:
 class _Session:
     """What is opened once for all lines."""
 
-    store: ChunkStore
     chooser: Chooser
     engine: Engine
-    opened_s: float
 
 
 class LineRunner:
@@ -104,10 +101,9 @@ class LineRunner:
             store = self._stack.enter_context(open_store(self._settings))
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
-            opened_s = time.perf_counter() - began
-            engine = load_engine(self._settings, blueprint, store)  # tells its own time
-            self._session = _Session(store, Chooser(store), engine, opened_s)
-            self._opened_s = opened_s
+            self._opened_s = time.perf_counter() - began  # the engine tells its own time
+            engine = load_engine(self._settings, blueprint, store)
+            self._session = _Session(Chooser(store), engine)
         return self._session
 
     def __call__(self, line: PromptLine) -> Answer:
