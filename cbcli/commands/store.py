@@ -17,6 +17,7 @@ from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.place import MIN_LIMIT
 from cache_store.store import ChunkStore, StoreStats, VerifyReport
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples, nearest
+from cbcli.commands import estimate
 from cbcli.output import Output
 from cbcli.session import shown_source
 from cbcli.settings import Settings, load_settings, parse_size
@@ -24,6 +25,7 @@ from cbcli.store_listing import SHOWN_DIGITS, StoreListing, described_place, plu
 from cbcli.units import count_text, duration_text, size_text
 
 app = typer.Typer(cls=Group, **app_options(), help="Look at and tidy the store of chunks.")
+app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate)
 
 StoreDir = Annotated[
     str | None, typer.Option("--store", help="Folder of the chunk store.", metavar="DIR")

@@ -1,0 +1,220 @@
+"""`cacheblend store estimate`: what KV will take, and how soon prompts over it will answer."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cache_store.errors import CacheblendError, NotFoundError, UsageError
+from cache_store.place import default_limit
+from cache_store.store import ChunkStore
+from cbcli import flags
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.estimate_report import Figures, Material, Subject, show
+from cbcli.output import Output
+from cbcli.session import model_folder, open_blueprint, shown_source
+from cbcli.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from engine.probe import Probe
+    from engine.trial import PromptShape
+
+PREFIX, SUFFIX = 32, 24  # tokens, where a model's template isn't known
+QUESTION = "What do the documents say about this, and since when?"
+EXAMPLES = examples(
+    "cacheblend store estimate notes/",
+    "cacheblend store estimate --tokens 1000000 --ratio 0.16,0.05",
+    "cacheblend store estimate --config mistral-7b/config.json --dtype bf16 --no-probe",
+)
+
+
+def estimate(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files and folders, read as ingest would.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="So many tokens instead of documents.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="A config.json: a model known by its shape alone."),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Measure this machine, or give sizes only.")
+    ] = True,
+    chunk_tokens: Annotated[
+        int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option("--overlap", help="Tokens that two chunks share.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", "-k", help="Chunks in the prompt that is timed.")
+    ] = None,
+    ratio: Annotated[
+        str | None, typer.Option("--ratio", "-r", help="Ratios to time, such as 0.3,0.16,0.05.")
+    ] = None,
+    policy: flags.Policy = None,
+    check_layer: flags.CheckLayer = None,
+    model: flags.Model = None,
+    store: flags.Store = None,
+    system: flags.System = None,
+    device: flags.Device = None,
+    dtype: flags.DType = None,
+    threads: flags.Threads = None,
+    offline: flags.Offline = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Estimate the bytes of KV, and the time to the first token on this machine.
+
+    For documents, for so many tokens, or for what the store holds. Sizes follow from the model's
+    shape; times from a probe of two or three seconds, in which nothing is stored and no weights
+    are needed. A model that isn't here can be given by its config.json.
+    """
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings(
+        {
+            "chunk_tokens": chunk_tokens,
+            "overlap": overlap,
+            "top_k": top_k,
+            "ratio": ratio,
+            "policy": policy,
+            "check_layers": check_layer,
+            "model": model,
+            "store": store,
+            "system": system,
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "offline": offline,
+        }
+    )
+    if paths and tokens:
+        raise UsageError("documents and --tokens were given", "give one of the two")
+    subject = _subject(out, settings, config)
+    material = _material(out, settings, subject, paths or [], tokens)
+    shape = _prompt(settings, subject, material)
+    measured = _measured(out, settings, subject, shape) if probe else None
+    figures = Figures.of(settings, subject, material, shape, measured, _limit(settings))
+    show(out, figures)
+
+
+def _subject(out: Output, settings: Settings, file: Path | None) -> Subject:
+    from engine.config import load_config, parse_config
+    from engine.model import choose_device, choose_dtype
+
+    device = choose_device(settings.device)
+    if file is None:
+        folder = model_folder(settings, out)
+        if (folder / "tokenizer.json").is_file():
+            b = open_blueprint(settings, out)
+            suffix = len(b.template.suffix(QUESTION))
+            prefix, separator = len(b.template.prefix), len(b.template.separator)
+            return Subject(b.name, b.config, b.dtype, device, prefix, separator, suffix, b)
+        config, name = load_config(folder), folder.name
+    else:
+        config, name = parse_config(_read_json(file), where=str(file)), str(file)
+    dtype = choose_dtype(settings.dtype, config.dtype, device)
+    return Subject(name, config, dtype, device, PREFIX, 0, SUFFIX, None)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json_module.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise NotFoundError(f"{file}: no such file", "give a model's config.json") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: not readable as JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise UsageError(f"{file}: a JSON object is expected", "give a model's config.json")
+    return raw
+
+
+def _material(
+    out: Output, settings: Settings, subject: Subject, paths: list[str], tokens: int | None
+) -> Material:
+    size = settings.chunk_tokens
+    if tokens is not None:
+        whole, rest = divmod(tokens, size)
+        return Material("tokens", 0, (size,) * whole + ((rest,) if rest else ()))
+    if paths:
+        return _cut(out, settings, subject, paths)
+    try:
+        with ChunkStore.open(settings.store, read_only=True) as store:
+            known = {chunk.chunk_id: chunk.tokens for chunk in store.catalog.chunks()}
+            return Material("store", len(store.catalog.documents()), tuple(known.values()))
+    except NotFoundError:
+        return Material("", 0, ())
+
+
+def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) -> Material:
+    """What `ingest` would cut these files into; equal chunks count once."""
+    from engine.chunking import split_document
+    from engine.documents import Document, Unreadable, find_files, read_documents
+
+    if subject.blueprint is None:
+        raise UsageError(
+            f"{subject.name} has no tokenizer to count the documents' tokens with",
+            "give --tokens instead of documents, or a --model with its tokenizer.json",
+        )
+    tokenizer = subject.blueprint.tokenizer
+    documents = 0
+    sizes: dict[str, int] = {}
+    for item in read_documents(find_files(paths)):
+        if isinstance(item, Unreadable):
+            out.warn(f"{shown_source(item.source)}: {item.reason}", "left out")
+        if isinstance(item, Document):
+            documents += 1
+            cut = split_document(item.text, tokenizer, settings.chunk_tokens, settings.overlap)
+            sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
+    return Material("paths", documents, tuple(sizes.values()))
+
+
+def _prompt(settings: Settings, subject: Subject, material: Material) -> PromptShape:
+    """A prompt of `top_k` chunks, as long as those there are on average, or of as many as the
+    model takes. Raises UsageError where it doesn't take one."""
+    from engine.trial import PromptShape
+
+    count, size = settings.top_k, settings.chunk_tokens
+    if material.chunks:
+        count = min(count, len(material.chunks))
+        size = math.ceil(sum(material.chunks) / len(material.chunks))
+    room = subject.config.context - subject.prefix - subject.suffix + subject.separator - 1
+    fitting = room // (size + subject.separator)
+    if fitting < 1:
+        raise UsageError(
+            f"a prompt with a chunk of {size} tokens does not fit {subject.name}'s context of "
+            f"{subject.config.context}",
+            "use a smaller --chunk-tokens",
+        )
+    count = min(count, fitting)
+    return PromptShape(subject.prefix, count, size, subject.separator, subject.suffix)
+
+
+def _measured(out: Output, settings: Settings, subject: Subject, shape: PromptShape) -> Probe:
+    from engine.probe import probe
+
+    out.note("probing this machine", level=1)
+    return probe(
+        subject.config,
+        subject.device,
+        subject.dtype,
+        settings.store,
+        shape=shape,
+        threads=settings.threads,
+    )
+
+
+def _limit(settings: Settings) -> int:
+    """The size limit of the store there is, or of the one that would be made."""
+    try:
+        with ChunkStore.open(settings.store, read_only=True) as store:
+            return store.limit
+    except CacheblendError:  # none, or one that `doctor` has more to say about
+        return settings.limit or default_limit(settings.store)
