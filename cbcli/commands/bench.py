@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cache_store.errors import NotFoundError, UsageError
+from cache_store.errors import UsageError
 from cbcli import bench_report, flags
+from cbcli.bench_options import (
+    check_files,
+    check_peers,
+    listed,
+    parse_bandwidth,
+    read_text,
+    wholes,
+)
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.session import open_blueprint
 from cbcli.settings import Settings, load_settings
-from cbcli.units import parse_size
 
 if TYPE_CHECKING:
     from engine.api import Engine
-    from engine.bench.load import Bandwidth
     from engine.bench.peers import Peer
     from engine.bench.report import Report
 
@@ -124,16 +130,16 @@ def ttft(
     speedup that fewer operations allow at equal rates. Peers prefill the same token ids in full.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    _check_files(out, csv, plot)
+    check_files(out, csv, plot)
     settings = _settings(model, device, dtype, threads)
     from engine.bench.ttft import TtftSweep, measure_ttft
     from engine.options import parse_ratio
 
     sweep = TtftSweep(
-        tokens=_wholes("--tokens", tokens),
-        ratios=tuple(parse_ratio(item) for item in _items("--ratios", ratios)),
-        policies=_items("--policies", policies),
-        loaders=_items("--loaders", loaders),
+        tokens=wholes("--tokens", tokens),
+        ratios=tuple(parse_ratio(item) for item in listed("--ratios", ratios)),
+        policies=listed("--policies", policies),
+        loaders=listed("--loaders", loaders),
         check_layer=check_layer,
         pairs=pairs,
     )
@@ -175,11 +181,11 @@ def ingest(
     Beside it the rate at which the model prefills prompts as long as a chunk.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    _check_files(out, csv)
+    check_files(out, csv)
     settings = _settings(model, device, dtype, threads)
     from engine.bench.ingest import check_lengths, measure_ingest
 
-    wanted = _wholes("--lengths", lengths)
+    wanted = wholes("--lengths", lengths)
     with _bench(
         out, settings, None, None, text, lambda _, context: check_lengths(wanted, context)
     ) as bench:
@@ -231,15 +237,15 @@ def load(
     The disk is this one, or as slow as --bandwidth says.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    _check_files(out, csv)
+    check_files(out, csv)
     settings = _settings(model, device, dtype, threads)
     from engine.bench.load import LoadSweep, measure_load
     from engine.options import parse_ratio
 
     sweep = LoadSweep(
         tokens=tokens,
-        loaders=_items("--loaders", loaders),
-        bandwidths=tuple(_bandwidth(item) for item in bandwidth or ["unlimited", "balanced"]),
+        loaders=listed("--loaders", loaders),
+        bandwidths=tuple(parse_bandwidth(item) for item in bandwidth or ["unlimited", "balanced"]),
         policy=policy,
         ratio=parse_ratio(ratio),
         pairs=pairs,
@@ -276,11 +282,11 @@ def decode(
     --peer transformers measures its generate on the same token ids.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    _check_files(out, csv)
+    check_files(out, csv)
     settings = _settings(model, device, dtype, threads)
     from engine.bench.decode import check_room, measure_decode
 
-    lengths = _wholes("--tokens", tokens)
+    lengths = wholes("--tokens", tokens)
     if any(item.partition("=")[0] != "transformers" for item in peer or []):
         raise UsageError(
             "decoding is measured against transformers only", "use --peer transformers"
@@ -318,8 +324,8 @@ def _bench(
     from engine.bench.peers import PeerSpec
 
     specs = [PeerSpec.of(item) for item in peers or []]
-    _check_peers([spec.name for spec in specs], gguf)
-    words = None if text is None else _read(text)
+    check_peers([spec.name for spec in specs], gguf)
+    words = None if text is None else read_text(text)
     blueprint = open_blueprint(settings, out)
     check(blueprint.config.layers, blueprint.config.context)
     from engine.api import Engine
@@ -338,65 +344,3 @@ def _settings(
     model: str | None, device: str | None, dtype: str | None, threads: int | None
 ) -> Settings:
     return load_settings({"model": model, "device": device, "dtype": dtype, "threads": threads})
-
-
-def _check_files(out: Output, csv: str | None, plot: Path | None = None) -> None:
-    """Refuses, before anything is measured, what could not be written afterwards."""
-    if csv == "-" and out.json:
-        raise UsageError("--json and --csv - both want standard output", "give --csv a file")
-    for flag, path in (("--csv", None if csv in (None, "-") else Path(str(csv))), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: there is no such folder", "make it first")
-    if plot is not None:
-        from cbcli.bench_plot import check_plot
-
-        check_plot(plot)
-
-
-def _check_peers(names: Sequence[str], gguf: Path | None) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--peer {name} was given twice", "give each peer once")
-    if "llamacpp" in names and gguf is None:
-        raise UsageError(
-            "--peer llamacpp needs the model's weights as GGUF", "name them: --gguf FILE"
-        )
-    if gguf is not None and not gguf.is_file():
-        raise NotFoundError(f"--gguf {gguf}: there is no such file")
-
-
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise NotFoundError(f"--text {path}: there is no such file")
-    return path.read_bytes().decode("utf-8", "replace")
-
-
-def _items(flag: str, text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list, each once."""
-    items = tuple(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
-    if not items:
-        raise UsageError(f"{flag}: nothing was given", "separate values by commas")
-    return items
-
-
-def _wholes(flag: str, text: str) -> tuple[int, ...]:
-    items = _items(flag, text)
-    for item in items:
-        if not (item.isascii() and item.isdecimal() and len(item) < 10):
-            raise UsageError(f"{flag}: {item!r} is no number of tokens", "such as 1024,4096")
-    return tuple(sorted(int(item) for item in items))
-
-
-def _bandwidth(text: str) -> Bandwidth:
-    """Bytes a second; None for no limit; "balanced"."""
-    if text == "unlimited":
-        return None
-    if text == "balanced":
-        return "balanced"
-    try:
-        rate = parse_size(text.removesuffix("/s"))
-    except ValueError:
-        rate = 0
-    if rate <= 0:
-        raise UsageError(f"--bandwidth {text}: no rate", "such as 500MB/s, unlimited or balanced")
-    return rate

@@ -197,7 +197,8 @@ def _ours(engine: Engine, prompt: Prompt, options: BlendOptions) -> Sample:
     run = engine.prefill(prompt, options)
     token = int(run.logits.argmax())
     seconds = time.perf_counter() - began
-    always = [s for s in run.used if s.status in ("computed", "miss")]
+    always = sum(len(s.segment.token_ids) for s in run.used if s.status in ("computed", "miss"))
+    computed = len(prompt.token_ids) if options.computes_all else len(run.selected) + always
     return Sample(
         seconds,
         token,
@@ -205,7 +206,7 @@ def _ours(engine: Engine, prompt: Prompt, options: BlendOptions) -> Sample:
         run.watch.stall.seconds,
         run.bytes_loaded,
         len(run.selected),
-        len(run.selected) + sum(len(s.segment.token_ids) for s in always),
+        computed,
         of_run(engine.model.config, run, options),
     )
 

@@ -182,6 +182,12 @@ def test_every_blend_has_a_bound_and_what_it_reached(engine: Engine, rows: list[
     assert row.bound == speedup(full_prefill(config, 120), wanted).overall
 
 
+def test_ratio_1_computes_everything(engine: Engine) -> None:
+    sweep = TtftSweep((120,), (Decimal(1),), ("value",), pairs=1)
+    *_, row = measure_ttft(engine, sweep, (), None, silent)
+    assert (row.ratio, row.recomputed, row.computed, row.bound) == (1, 64, 120, 1)
+
+
 def test_loaders_read_the_same_and_choose_the_same_token(rows: list[TtftRow]) -> None:
     for sync in (row for row in rows if row.loader == "sync"):
         key = dict(loader="pipelined", tokens=sync.tokens, way=sync.way)

@@ -86,7 +86,10 @@ class Vllm:
         import torch
         from vllm import LLM, SamplingParams
 
-        length = setup["longest"] + 16
+        length, memory = setup["longest"] + 16, {}
+        if setup["device"].startswith("cuda"):  # the model that is compared is there already
+            free, total = torch.cuda.mem_get_info(setup["device"])
+            memory = {"gpu_memory_utilization": 0.8 * free / total}
         self.llm = LLM(
             model=setup["model"],
             dtype=setup["dtype"],
@@ -95,6 +98,7 @@ class Vllm:
             max_num_seqs=1,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
+            **memory,
         )
         self.one = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
         self.facts = {
