@@ -53,11 +53,11 @@ class WriteBehind:
     ) -> None:
         self._stopped = kind is not None and not issubclass(kind, Exception)
         self._jobs.put(None)
-        interrupt: KeyboardInterrupt | None = None
+        interrupt: BaseException | None = None
         while self._thread.is_alive():
             try:
                 self._thread.join()
-            except KeyboardInterrupt as again:
+            except (KeyboardInterrupt, SystemExit) as again:
                 self._stopped, interrupt = True, again
         if interrupt is not None:
             raise interrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,14 +13,14 @@ from cache_store.errors import UsageError
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
-from cbcli.session import open_blueprint, open_store, shown_source
+from cbcli.session import load_engine, open_blueprint, open_store, shown_source
 from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from engine.blueprint import Blueprint
     from engine.documents import Document, Found, Skipped, Unreadable
-    from engine.ingest import IngestPlan, IngestReport
+    from engine.ingest import ChunkComputer, IngestPlan, IngestReport
 
 app = typer.Typer(**app_options())
 
@@ -29,6 +30,7 @@ app = typer.Typer(**app_options())
         "cacheblend ingest notes/ report.md",
         "cacheblend ingest --dry-run notes/",
         "man -P cat ssh | cacheblend ingest - --stdin-name ssh.txt",
+        "cacheblend ingest --devices cuda:0,cuda:1 library/",
     )
 )
 def ingest(
@@ -55,6 +57,9 @@ def ingest(
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads to use.")] = None,
     limit: Annotated[
@@ -74,6 +79,8 @@ def ingest(
     run goes on from there.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
+    if devices is not None and device is not None:
+        raise UsageError("--devices and --device exclude each other", "give one of them")
     settings = load_settings(
         {
             "chunk_tokens": chunk_tokens,
@@ -82,6 +89,7 @@ def ingest(
             "store": store,
             "system": system,
             "device": device,
+            "devices": devices,
             "dtype": dtype,
             "threads": threads,
             "limit": limit,
@@ -91,16 +99,29 @@ def ingest(
     from engine.documents import find_files
 
     found = find_files(paths, stdin_name=stdin_name)
+    places = settings.devices if device is None else ()
+    if places:  # the first one's say in what `auto` leaves open
+        settings = replace(settings, device=places[0])
     blueprint = open_blueprint(settings, out)
     blueprint.check_chunk_tokens(settings.chunk_tokens)
     if dry_run:
         _show_chunks(out, settings, blueprint, found)
     else:
-        _ingest(out, settings, blueprint, found)
+        _ingest(out, settings, blueprint, places, found)
 
 
-def _ingest(out: Output, settings: Settings, blueprint: Blueprint, found: list[Found]) -> None:
+def _ingest(
+    out: Output,
+    settings: Settings,
+    blueprint: Blueprint,
+    places: tuple[str, ...],
+    found: list[Found],
+) -> None:
     from engine.ingest import Cutter, Cutting, IngestReport, run_ingest
+    from engine.model import choose_device
+
+    for place in places:
+        choose_device(place)  # whether it is there, before any work
 
     began = time.monotonic()
     report = IngestReport()
@@ -114,13 +135,24 @@ def _ingest(out: Output, settings: Settings, blueprint: Blueprint, found: list[F
         try:
             with out.progress("computing", unit="tokens", total=plan.tokens) as progress:
 
-                def make_writer() -> Any:
-                    progress.update(0, label="loading the model")
-                    from engine.api import Engine
+                def make_writer() -> ChunkComputer:
+                    if len(places) > 1:
+                        from engine.ingest_workers import DeviceWriters
 
-                    engine = Engine.load(blueprint, store=store, threads=settings.threads)
+                        progress.update(0, label=f"computing on {', '.join(places)}")
+                        return DeviceWriters(
+                            places,
+                            blueprint,
+                            store,
+                            tokens=plan.tokens,
+                            protected=plan.held,
+                            threads=settings.threads,
+                            say=out.warn,
+                        )
+                    progress.update(0, label="loading the model")
+                    writer = load_engine(settings, blueprint, store).writer()
                     progress.update(0, label="computing")
-                    return engine.writer()
+                    return writer
 
                 run_ingest(plan, cutter, make_writer, report, progress.update)
         except KeyboardInterrupt as error:

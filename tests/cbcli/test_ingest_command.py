@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cache_store.errors import StoreFullError
+from cache_store.store import ChunkStore
 from tests.cbcli.world import TEXTS, World, add_model, make_world
 
 
@@ -262,6 +265,32 @@ def test_interrupted_run_leaves_a_good_store_and_the_next_goes_on(world: World) 
     left = told["chunks"]["total"] - stored
     assert left - 1 <= told["chunks"]["computed"] <= left
     assert all(c["cached"] for c in world.chunks())
+
+
+def test_a_store_that_fills_up_leaves_whole_documents_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed is written in the background: its failure is the command's."""
+    put = ChunkStore.put
+    stored: list[str] = []
+
+    def limited(self: ChunkStore, *args: Any, **named: Any) -> str:
+        if len(stored) == 14:
+            raise StoreFullError("no room for more", "make some")
+        stored.append(named.get("chunk_id", ""))
+        return put(self, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkStore, "put", limited)
+        error = world.error("ingest", "docs", "--chunk-tokens", "16", code=2)
+    assert error["kind"] == "store_full"
+    chunks = world.chunks()
+    assert chunks
+    assert {c["chunk_id"] for c in chunks} < set(stored)
+    assert all(c["cached"] for c in chunks)
+    left = world.json("ingest", "docs", "--chunk-tokens", "16")
+    assert left["documents"]["unchanged"] == len({c["source"] for c in chunks})
+    assert left["chunks"]["computed"] == left["chunks"]["total"] - (len(stored) - 1)  # the prefix
 
 
 def test_default_model_is_not_fetched_offline(world: World) -> None:
