@@ -280,7 +280,7 @@ CB_API void cb_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, u
             turn_values(&w, i / (groups - seen), seen + i % (groups - seen));
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < tasks * kv_heads; i++) /* those that see most come first */
-            attend_columns(&w, i % kv_heads, (tasks - 1 - i / kv_heads) * COLUMNS);
+            attend_columns(&w, i / tasks, (tasks - 1 - i % tasks) * COLUMNS);
         _tile_release();
     }
 }
