@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": ("cbcli.commands.bench", "Measure how fast this machine is with a model."),
     "models": ("cbcli.commands.models", "Get, list, check and remove models."),
     "config": ("cbcli.commands.config", "Settings, and where each of them comes from."),
+    "doctor": ("cbcli.commands.doctor", "Check what works on this machine, and how fast."),
 }
 
 
