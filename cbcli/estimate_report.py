@@ -247,6 +247,11 @@ def _assumed(
             f"{count_text(shape.chunks, 'chunks')} in a prompt, for no more fit the context of "
             f"{count_text(subject.config.context, 'tokens')}"
         )
+    if shape.cached < settings.min_tokens:
+        said.append(
+            f"blending though {count_text(shape.cached, 'cached tokens')} are fewer than the "
+            f"setting min_tokens ({settings.min_tokens:,})"
+        )
     if probe is None:
         return said
     said += [

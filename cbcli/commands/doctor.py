@@ -50,6 +50,8 @@ def doctor(
     probes: list[Probe] = []
     found: list[Check] = []
     for check in _examined(settings, probes.append, measured=probe):
+        if check.name == "python" and any(c.state == "fail" for c in found):
+            out.note("settings are wrong: the rest is checked with the defaults")
         found.append(check)
         if not json:
             _show(out, check)

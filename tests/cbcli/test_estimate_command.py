@@ -8,6 +8,7 @@ import pytest
 
 from engine import diskprobe
 from engine import probe as probing
+from tests.cbcli.terminal import run
 from tests.cbcli.world import World, make_world
 
 MISTRAL = {
@@ -133,6 +134,14 @@ def test_a_prompt_has_no_more_chunks_than_the_context_takes(world: World) -> Non
     few = estimate(world, "--tokens", "500", "--top-k", "50", "--no-probe")
     assert few["prompt"]["chunks"] == 1
     assert "no more fit" not in " ".join(few["assumed"])
+
+
+def test_fewer_tokens_than_are_blended_are_said(world: World) -> None:
+    env = {"CACHEBLEND_HOME": str(world.root / "home"), "CACHEBLEND_MODEL": "tiny"}
+    told = run("store", "estimate", "--tokens", "200", "--no-probe", env=env)
+    assert "200 cached tokens are fewer than the setting min_tokens (256)" in told.stdout
+    told = run("store", "estimate", "--tokens", "300", "--no-probe", env=env)
+    assert "min_tokens" not in told.stdout
 
 
 def test_what_does_not_fit_the_limit_is_said(world: World) -> None:
