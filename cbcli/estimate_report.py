@@ -104,7 +104,6 @@ class Figures:
     def to_json(self) -> dict[str, Any]:
         """Raw numbers: bytes, seconds, tokens a second."""
         subject, material, times = self.subject, self.material, self.times
-        reuse = times.ways[-1].time if times else None
         return {
             "model": {
                 "name": subject.name,
@@ -130,8 +129,8 @@ class Figures:
                 **asdict(self.shape),
                 "tokens": self.shape.tokens,
                 "kv_bytes": self.prompt_bytes,
-                "load_warm_s": reuse.read_warm_s if reuse else None,
-                "load_cold_s": reuse.read_cold_s if reuse else None,
+                "load_warm_s": times.load_warm_s if times else None,
+                "load_cold_s": times.load_cold_s if times else None,
                 "decode_tokens_s": times.decode_tokens_s if times else None,
             },
             "first_token": [
@@ -213,12 +212,11 @@ def _facts(figures: Figures) -> list[tuple[str, object]]:
         )
     )
     if times is not None:
-        reuse = times.ways[-1].time
         pairs += [
             (
                 "loading it",
-                f"{_seconds(reuse.read_cold_s)} from the disk, "
-                f"{duration_text(reuse.read_warm_s)} from the page cache",
+                f"{_seconds(times.load_cold_s)} from the disk, "
+                f"{duration_text(times.load_warm_s)} from the page cache",
             ),
             ("its answer", rate_text(times.decode_tokens_s, "tokens")),
         ]

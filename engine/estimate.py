@@ -71,9 +71,12 @@ class Way:
 @dataclass(frozen=True)
 class Times:
     """What a machine will take: for chunks to be ingested, for a prompt over chunks in several
-    ways, full prefill first, and for its answer."""
+    ways, full prefill first, and for its answer. load_warm_s, load_cold_s: opening, reading and
+    checking the prompt's KV, partly while it is computed; cold from the disk, if that is known."""
 
     ingest_s: float
+    load_warm_s: float
+    load_cold_s: float | None
     ways: tuple[Way, ...]
     decode_tokens_s: float
 
@@ -225,11 +228,31 @@ def times(
         name = f"blend {ratio}" if ratio else "reuse"
         time = blend(config, probe, shape, ratio=ratio, check_layer=check_layer, policy=policy)
         ways.append(Way(name, float(ratio), time, full.ttft_s / time.ttft_s))
+    warm, cold = load_seconds(config, probe, shape)
     return Times(
         ingest_seconds(config, probe, chunks, shape.prefix),
+        warm,
+        cold,
         tuple(ways),
         decode_rate(config, probe, shape.tokens),
     )
+
+
+def load_seconds(
+    config: ModelConfig, probe: Probe, shape: PromptShape
+) -> tuple[float, float | None]:
+    """Opening, reading and checking a prompt's KV, as it took in the largest trial; from the page
+    cache and from the disk."""
+    read = _counted(config, probe, shape, Decimal(0))
+    reused = [trial for trial in probe.trials if not trial.ratio]
+    warm = read.read_warm_s
+    if reused:
+        tried = max(reused, key=lambda trial: trial.layers)
+        part = (shape.prefix + shape.cached) / (probe.shape.prefix + probe.shape.cached)
+        warm = max(warm, tried.load_s * part * config.layers / tried.layers)
+    if read.read_cold_s is None:
+        return warm, None
+    return warm, warm - read.read_warm_s + read.read_cold_s
 
 
 def ingest_seconds(config: ModelConfig, probe: Probe, chunks: Sequence[int], prefix: int) -> float:

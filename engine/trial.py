@@ -3,7 +3,7 @@ takes, besides the operations and bytes that can be counted."""
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -59,15 +59,17 @@ class PromptShape:
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds to the first token of a prompt through so many layers, at a ratio."""
+    """Seconds to the first token of a prompt through so many layers, at a ratio. load_s: those that
+    its KV was opened, read and checked in, partly while layers were computed."""
 
     layers: int
     ratio: Decimal
     seconds: float
+    load_s: float
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers."""
-        return {"layers": self.layers, "ratio": float(self.ratio), "seconds": self.seconds}
+        return asdict(self) | {"ratio": float(self.ratio)}
 
 
 def run_trials(
@@ -100,8 +102,15 @@ def run_trials(
             for ratio in ("0", BLEND) if blend and layers == most > 1 else ("0",):
                 mode = "blend" if ratio == BLEND else "reuse"
                 options = BlendOptions.of(mode=mode, ratio=ratio, min_tokens=0)
-                taken = seconds(lambda: run(prompt, options).logits.argmax().item())  # noqa: B023
-                trials.append(Trial(layers, Decimal(ratio), taken))
+                loads: list[float] = []
+
+                def prefill() -> None:
+                    done = run(prompt, options)  # noqa: B023
+                    done.logits.argmax().item()
+                    loads.append(done.watch.load.seconds)  # noqa: B023
+
+                taken = seconds(prefill)
+                trials.append(Trial(layers, Decimal(ratio), taken, min(loads)))
     return tuple(trials)
 
 

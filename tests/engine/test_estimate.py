@@ -156,7 +156,7 @@ def test_what_prompts_took_besides_is_added() -> None:
     def tried(layers: int, ratio: str) -> Trial:
         counted = blend(first_layers(MISTRAL, layers), bare, SHAPE, ratio=Decimal(ratio)).ttft_s
         extra = prompt_s + layers * layer_s + (select_s if ratio != "0" else 0)
-        return Trial(layers, Decimal(ratio), counted + extra)
+        return Trial(layers, Decimal(ratio), counted + extra, 0.003 * layers)
 
     probe = even(MISTRAL, trials=(tried(2, "0"), tried(6, "0"), tried(6, "0.16")))
     for ratio, extra in (("0", 0.0), ("0.05", select_s)):
@@ -167,6 +167,9 @@ def test_what_prompts_took_besides_is_added() -> None:
     over = blend(MISTRAL, probe, half, ratio=Decimal(0)).ttft_s
     over -= blend(MISTRAL, bare, half, ratio=Decimal(0)).ttft_s
     assert over == pytest.approx(prompt_s + 32 * layer_s / 2)
+
+    found = times(MISTRAL, probe, half, (), ratios=())
+    assert found.load_warm_s == pytest.approx(0.003 * 32 / 2, rel=0.02)  # half the tokens
 
 
 def test_a_slow_disk_is_waited_for_while_layers_are_computed() -> None:
@@ -179,6 +182,8 @@ def test_a_slow_disk_is_waited_for_while_layers_are_computed() -> None:
     blended = blend(MISTRAL, probe, SHAPE, ratio=Decimal("0.9"))
     assert blended.compute_s > 10
     assert blended.ttft_cold_s == pytest.approx(blended.compute_s + 1)
+    loads = times(MISTRAL, probe, SHAPE, (), ratios=())
+    assert (loads.load_warm_s, loads.load_cold_s) == pytest.approx((0.5, 10))
     unknown = blend(MISTRAL, even(MISTRAL, disk=DiskRates("/")), SHAPE, ratio=Decimal(0))
     assert unknown.ttft_cold_s is None
 
