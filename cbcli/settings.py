@@ -25,8 +25,9 @@ from cbcli.values import Kind
 
 PROJECT_FILE = "cacheblend.toml"
 PREFIX = "CACHEBLEND_"
-# Variables that are not settings: where data and the user's file are, and tracebacks for bugs.
-RESERVED = ("CACHEBLEND_HOME", "CACHEBLEND_CONFIG", "CACHEBLEND_DEBUG")
+# Variables that are not settings: where data and the user's file are, tracebacks for bugs, and
+# doing without the kernels in C.
+RESERVED = ("CACHEBLEND_HOME", "CACHEBLEND_CONFIG", "CACHEBLEND_DEBUG", "CACHEBLEND_NATIVE")
 
 # Those of engine.policies and engine.loaders, which a listing of settings should not have to
 # import.

@@ -140,7 +140,12 @@ def test_an_unknown_variable_names_the_nearest(home: Path) -> None:
     error = refused(home, CACHEBLEND_RATOI="0.2")
     assert "CACHEBLEND_RATOI" in error.message
     assert error.hint == "did you mean CACHEBLEND_RATIO?"
-    load(home, **dict.fromkeys(["CACHEBLEND_DEBUG", "CACHEBLENDER", "_CACHEBLEND_COMPLETE"], "1"))
+    load(
+        home,
+        **dict.fromkeys(
+            ["CACHEBLEND_DEBUG", "CACHEBLEND_NATIVE", "CACHEBLENDER", "_CACHEBLEND_COMPLETE"], "1"
+        ),
+    )
     assert "CACHEBLEND_DEBUG" in RESERVED
 
 
