@@ -385,7 +385,8 @@ def _merges_without(merges: list[Any], hidden: Mapping[str, str], prefix: str) -
     kept = []
     for merge in merges:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-        if not {left, right, left + right.removeprefix(prefix)} & hidden.keys():
+        made = left + right.removeprefix(prefix)
+        if not (left in hidden or right in hidden or made in hidden):
             kept.append(merge)
     return kept
 
