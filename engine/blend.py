@@ -144,15 +144,10 @@ class _Blend:
     def _place(self, layer: int, loaded: list[LoadedSegment], *, exact_only: bool) -> None:
         """Puts stored K, rotated to where it now stands, and V into the KV cache."""
         with self.watch.rotate:
-            for part in loaded:
-                if exact_only and not part.exact:
-                    continue  # every one of its tokens is computed at this layer
-                rows = (
-                    self.tables[0][part.start : part.end],
-                    self.tables[1][part.start : part.end],
-                )
-                where = (part.start, part.end)
-                self.model.store(layer, self.cache, where, part.kv.k, part.kv.v, rows)
+            # Where not only exact ones count, every other token is computed at this layer.
+            parts = [part for part in loaded if part.exact or not exact_only]
+            runs = [(part.start, part.kv.k, part.kv.v) for part in parts]
+            self.model.store_runs(layer, self.cache, runs, self.tables)
 
     def _choose_by_position(self, positions: list[int], layer: int) -> list[int]:
         """Selection before anything is computed, by a policy that needs no deviation."""

@@ -13,6 +13,7 @@ from cache_store.keys import DType
 from engine.attention import AttentionPlan
 from engine.config import ModelConfig, load_config
 from engine.kernels import kernels_for
+from engine.kernels.protocol import Run
 from engine.kv_cache import KVCache
 from engine.rope import Rope
 from engine.weights import Weights, load_weights
@@ -123,6 +124,12 @@ class Decoder:
         k_out, v_out = cache.rows(layer, *span)
         self.kernels.place(k, turned, k_out, places)
         self.kernels.place(v, None, v_out, places)
+
+    def store_runs(self, layer: int, cache: KVCache, runs: Sequence[Run], tables: Rows) -> None:
+        """Puts stored runs of K (before RoPE) and V into the cache, K rotated by its positions'
+        rows of `Rope.tables`."""
+        turned = tables if self.config.rope_layers[layer] else None
+        self.kernels.place_runs(runs, turned, cache.k[layer], cache.v[layer])
 
     def plan(self, positions: list[int]) -> AttentionPlan:
         """Attention of tokens at these increasing positions, for every layer."""

@@ -27,7 +27,10 @@ enum {
 static void arrange(const uint16_t *w, long inner, long depth, uint16_t *out) {
     for (long d = 0; d < depth; d += 32, out += 2 * TILE * 32) {
         __m512i tile[TILE];
-        for (int i = 0; i < TILE; i++) tile[i] = _mm512_loadu_si512(w + i * inner + d);
+        for (int i = 0; i < TILE; i++) {
+            _mm_prefetch(w + i * inner + d + 16 * inner, _MM_HINT_T1);
+            tile[i] = _mm512_loadu_si512(w + i * inner + d);
+        }
         transpose(tile);
         for (int i = 0; i < TILE; i++) _mm512_store_si512(out + i * 32, tile[i]);
     }

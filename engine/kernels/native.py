@@ -6,6 +6,7 @@ file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 
 from engine.attention import AttentionPlan
 from engine.kernels.plain import PlainKernels
-from engine.kernels.protocol import Scratch
+from engine.kernels.protocol import Run, Scratch
 from engine.weights import LayerWeights
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -24,6 +25,10 @@ _SIGNATURES = {
     "cb_place": (
         *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _INT),
+    ),
+    "cb_place_runs": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _INT),
     ),
     "cb_attend": (
         *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
@@ -64,6 +69,7 @@ class NativeKernels:
     """
 
     name = "native"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, built: ctypes.CDLL) -> None:
         self._c, self._plain = built, PlainKernels()
@@ -169,6 +175,36 @@ class NativeKernels:
             *(out.stride(0), out.stride(1), torch.get_num_threads()),
         )
         return out
+
+    def place_runs(
+        self,
+        runs: Sequence[Run],
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+        k_out: torch.Tensor,
+        v_out: torch.Tensor,
+    ) -> None:
+        heads, length, dim = k_out.shape
+        whole = [x for start, k, v in runs for x in (k, v)] + list(tables or ())
+        if (
+            k_out.stride() != v_out.stride()
+            or k_out.stride()[1:] != (dim, 1)
+            or not all(x.is_contiguous() for x in whole)
+        ):
+            return self._plain.place_runs(runs, tables, k_out, v_out)
+        for start, k, _ in runs:
+            if start + len(k) > length:
+                raise ValueError(f"tokens up to {start + len(k)} in a KV cache of {length}")
+        count, addresses = len(runs), _POINTER * len(runs)
+        cos, sin = (x.data_ptr() for x in tables) if tables else (None, None)
+        self._c.cb_place_runs(
+            addresses(*(k.data_ptr() for _, k, _ in runs)),
+            addresses(*(v.data_ptr() for _, _, v in runs)),
+            (_LONG * count)(*(start for start, _, _ in runs)),
+            (_LONG * count)(*(len(k) for _, k, _ in runs)),
+            *(count, cos, sin, k_out.data_ptr(), v_out.data_ptr(), heads, dim),
+            *(tables[0].shape[-1] if tables else 0, k_out.stride(0), torch.get_num_threads()),
+        )
+        return None
 
     def attend(
         self,

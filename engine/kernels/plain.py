@@ -1,10 +1,12 @@
 """The inner loops in torch: every device and type, and the reference for the others."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from engine.attention import AttentionPlan, attend
-from engine.kernels.protocol import Scratch
+from engine.kernels.protocol import Run, Scratch
 from engine.rope import rotate
 from engine.weights import LayerWeights
 
@@ -13,6 +15,7 @@ class PlainKernels:
     """See `engine.kernels.protocol`."""
 
     name = "torch"
+    notes: tuple[str, ...] = ()
 
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
@@ -60,6 +63,19 @@ class PlainKernels:
         if places is not None:
             return out.index_copy_(0, places, x if rows is None else rotate(x, *rows))
         return out.copy_(x) if rows is None else rotate(x, *rows, out=out)
+
+    def place_runs(
+        self,
+        runs: Sequence[Run],
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+        k_out: torch.Tensor,
+        v_out: torch.Tensor,
+    ) -> None:
+        for start, k, v in runs:
+            here = slice(start, start + len(k))
+            rows = None if tables is None else (tables[0][here], tables[1][here])
+            self.place(k, rows, k_out[:, here].transpose(0, 1))
+            self.place(v, None, v_out[:, here].transpose(0, 1))
 
     def attend(
         self,

@@ -1,6 +1,6 @@
 """What the decoder asks of its inner loops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -12,15 +12,22 @@ Scratch = Callable[[str], torch.Tensor]
 """Memory of a named slot, [T, intermediate], which the next layer's overwrites."""
 
 
+Run = tuple[int, torch.Tensor, torch.Tensor]
+"""K and V [T, kv_heads, head_dim] of tokens from a position on."""
+
+
 class Kernels(Protocol):
-    """What a layer is made of. T tokens; tensors of one dtype and device."""
+    """What a layer is made of. T tokens; tensors of one dtype and device.
+
+    notes: what is not used here, and why; for people."""
 
     name: str
+    notes: tuple[str, ...]
 
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> torch.Tensor:
-        """RMSNorm of x [..., size] over the last dimension, into out."""
+        """RMSNorm of x [..., size] over the last dimension, in out's memory or its own."""
 
     def add_norm(
         self,
@@ -56,6 +63,16 @@ class Kernels(Protocol):
 
         out's last dimension is contiguous, the others are strided as they like; it may be x.
         """
+
+    def place_runs(
+        self,
+        runs: Sequence[Run],
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+        k_out: torch.Tensor,
+        v_out: torch.Tensor,
+    ) -> None:
+        """Writes runs of stored K and V to a layer of the KV cache, k_out and v_out
+        [kv_heads, N, head_dim], K rotated by its positions' rows of cos and sin (None: not)."""
 
     def attend(
         self,

@@ -124,3 +124,37 @@ CB_API void cb_place(const uint16_t *x, long x_stride, const float *cosine, cons
         }
     }
 }
+
+/* Stored KV of several runs of tokens at once: run n has counts[n] tokens from position starts[n] on,
+   k[n] and v[n] [tokens, heads, dim]. K goes to k_out, rotated by the rows of its positions in cos
+   and sin [positions, turned], V to v_out, both [heads, positions, dim]. */
+CB_API void cb_place_runs(const uint16_t *const *k, const uint16_t *const *v, const long *starts,
+                          const long *counts, long runs, const float *cosine, const float *sine,
+                          uint16_t *k_out, uint16_t *v_out, long heads, long dim, long turned,
+                          long head_stride, int threads) {
+    enum { PART = 64 };
+#pragma omp parallel num_threads(threads)
+    for (long n = 0; n < runs; n++) {
+#pragma omp for schedule(static) nowait
+        for (long part = 0; part < (counts[n] + PART - 1) / PART; part++) {
+            const long end = (part + 1) * PART < counts[n] ? (part + 1) * PART : counts[n];
+            for (long i = part * PART; i < end; i++) {
+                const long position = starts[n] + i;
+                const uint16_t *from = k[n] + i * heads * dim;
+                uint16_t *to = k_out + position * dim;
+                for (long head = 0; head < heads; head++, from += dim, to += head_stride) {
+                    if (turned)
+                        turn_row(from, cosine + position * turned, sine + position * turned, to,
+                                 turned);
+                    memcpy(to + turned, from + turned, (dim - turned) * 2);
+                }
+            }
+            for (long head = 0; head < heads; head++) {
+                uint16_t *to = v_out + head * head_stride + (starts[n] + part * PART) * dim;
+                const uint16_t *from = v[n] + (part * PART * heads + head) * dim;
+                for (long i = part * PART; i < end; i++, to += dim, from += heads * dim)
+                    memcpy(to, from, dim * 2);
+            }
+        }
+    }
+}

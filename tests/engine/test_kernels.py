@@ -1,4 +1,4 @@
-"""The kernels in C against torch, and both against float64."""
+"""The kernels in C and those for CUDA against torch, and all against float64."""
 
 from types import SimpleNamespace
 
@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import AttentionPlan
-from engine.kernels import kernels_for
+from engine.kernels import cuda, kernels_for
+from engine.kernels.cuda import CudaKernels
 from engine.kernels.native import NativeKernels, library
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
+from tests.engine.cuda_stand_ins import flash_on_cpu, flex_on_cpu
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
@@ -20,11 +22,14 @@ native_only = pytest.mark.skipif(BUILT is None, reason="the kernels in C were no
 KERNELS = [
     pytest.param(PlainKernels, id="torch"),
     pytest.param(lambda: NativeKernels(BUILT), id="native", marks=native_only),  # type: ignore[arg-type]
+    pytest.param(lambda: CudaKernels(None, None), id="cuda-masks"),
+    pytest.param(lambda: CudaKernels(flash_on_cpu, flex_on_cpu), id="cuda-fused"),
 ]
 
 
 @pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest) -> Kernels:
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    monkeypatch.setattr(cuda, "_is_much", lambda plan, window: True)  # FlexAttention for all
     made: Kernels = request.param()
     return made
 
@@ -199,6 +204,25 @@ def test_placing(kernels: Kernels, turned: int, where: str) -> None:
         others = [row for row in range(20) if row not in rows]
         assert torch.equal(cache[:, others], before[:, others])
     assert off_by(out, exact) < 0.003
+
+
+@pytest.mark.parametrize("turned", [0, 16, 64])
+def test_placing_runs(kernels: Kernels, turned: int) -> None:
+    angles = torch.linspace(0, 9, 400 * turned // 2).view(400, turned // 2)
+    tables = (angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], -1))
+    runs = [(n, randn(m, 3, 64, seed=n), randn(m, 3, 64, seed=m)) for n, m in ((2, 5), (70, 130))]
+    k_out, v_out = randn(3, 400, 64, seed=7), randn(3, 400, 64, seed=8)
+    k_exact, v_exact = k_out.clone(), v_out.clone()
+    for start, k, v in runs:
+        here = slice(start, start + len(k))
+        rows = (tables[0][here], tables[1][here]) if turned else None
+        PlainKernels().place(k, rows, k_exact[:, here].transpose(0, 1))
+        v_exact[:, here] = v.transpose(0, 1)
+    kernels.place_runs(runs, tables if turned else None, k_out, v_out)
+    assert off_by(k_out, k_exact.double()) < 0.001
+    assert torch.equal(v_out, v_exact)
+    kernels.place_runs([], tables, k_out, v_out)
+    assert torch.equal(v_out, v_exact)
 
 
 def test_switched_off_or_for_another_type_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
