@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,15 +38,19 @@ class Commands(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        command = typer.main.get_command(import_module(COMMANDS[cmd_name][0]).app)
-        command.name = cmd_name
-        return command
+        return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@cache
+def _command(name: str) -> Any:
+    """The command, made once: it is asked for twice on the way to being run."""
+    command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+    command.name = name
+    return command
 
 
 app = typer.Typer(
