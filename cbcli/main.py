@@ -38,7 +38,9 @@ class Commands(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        return _command(import_module(COMMANDS[cmd_name][0]).app, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -46,9 +48,9 @@ class Commands(Group):
 
 
 @cache
-def _command(name: str) -> Any:
+def _command(app: typer.Typer, name: str) -> Any:
     """The command, made once: it is asked for twice on the way to being run."""
-    command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+    command = typer.main.get_command(app)
     command.name = name
     return command
 
