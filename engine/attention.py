@@ -1,7 +1,8 @@
 """Exact causal attention by absolute position, for any increasing set of query positions."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +28,23 @@ class Block:
 class AttentionPlan:
     """Which keys each query may see, worked out once and used at every layer.
 
-    positions: strictly increasing, on the host. A query at p sees keys max(0, p - window + 1)..p,
-    all of them and no later one, whatever else is in the cache.
+    positions: strictly increasing, on the host; there: the same on the device, where it has them
+    already. A query at p sees keys max(0, p - window + 1)..p, all of them and no later one,
+    whatever else is in the cache. memo: what kernels derive from the plan and want to keep.
     """
 
-    def __init__(self, positions: list[int], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        positions: list[int],
+        device: torch.device,
+        dtype: torch.dtype,
+        there: torch.Tensor | None = None,
+    ) -> None:
         self.bounds = positions
-        self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
+        if there is None:
+            there = torch.tensor(positions, dtype=torch.int64, device=device)
+        self.positions = there
+        self.memo: dict[Hashable, Any] = {}
         self._dtype = dtype
         self._blocks: dict[int | None, list[Block]] = {}
         ends = self.bounds[BLOCK - 1 :: BLOCK] + self.bounds[-1:]
@@ -44,14 +55,19 @@ class AttentionPlan:
         return len(self.bounds)
 
     def last(self, count: int) -> "AttentionPlan":
-        """The plan of the last `count` queries alone."""
-        return AttentionPlan(self.bounds[-count:], self.positions.device, self._dtype)
+        """The plan of the last `count` queries alone. The host waits for no device."""
+        there = self.positions[-count:]
+        return AttentionPlan(self.bounds[-count:], there.device, self._dtype, there)
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether no position between the first and the last is left out."""
+        return self.bounds[-1] - self.bounds[0] == len(self) - 1
 
     @property
     def is_run(self) -> bool:
         """Whether these are consecutive positions, more of them than there are before."""
-        first, last = self.bounds[0], self.bounds[-1]
-        return last - first == len(self) - 1 and len(self) > max(first, BLOCK)
+        return self.consecutive and len(self) > max(self.bounds[0], BLOCK)
 
     def blocks(self, window: int | None) -> Iterable[Block]:
         """The blocks of queries under a sliding window (None: attend to everything before).

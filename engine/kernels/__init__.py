@@ -1,11 +1,13 @@
-"""The inner loops of the decoder: in C where that was built and fits, in torch everywhere else.
+"""The inner loops of the decoder: in C where that was built and fits, in torch everywhere else,
+on CUDA with its fused kernels.
 
-`kernels_for` chooses. Both do the same arithmetic: products accumulated and norms, rotations and
+`kernels_for` chooses. All do the same arithmetic: products accumulated and norms, rotations and
 softmax formed in float32, results rounded to the working type.
 """
 
 import torch
 
+from engine.kernels.cuda import cuda_kernels
 from engine.kernels.native import NativeKernels, library
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
@@ -17,4 +19,6 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
         found = library()
         if found is not None:
             return NativeKernels(found)
+    if device.type == "cuda":
+        return cuda_kernels(device, dtype)
     return PlainKernels()
