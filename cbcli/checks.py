@@ -167,8 +167,10 @@ def check_memory() -> Iterator[Check]:
 def check_threads(settings: Settings) -> Iterator[Check]:
     import torch
 
+    from engine.threads import thread_count
+
     machine = this_machine()
-    threads = settings.threads or torch.get_num_threads()
+    threads = thread_count(settings.threads, torch.get_num_threads(), machine, os.environ)
     facts = {"threads": threads, "usable": machine.usable}
     found = f"{count_text(threads, 'threads')}, {count_text(machine.usable, 'usable cores')}"
     state, hint = "ok", ""

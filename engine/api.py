@@ -32,6 +32,7 @@ from engine.results import (
     Timing,
 )
 from engine.sources import KVStore, Source
+from engine.threads import set_threads
 from engine.timing import synchronize
 from engine.weights import load_weights
 
@@ -66,12 +67,12 @@ class Engine:
     ) -> "Engine":
         """Loads a Hugging Face directory and warms it up.
 
-        settings: `Blueprint.open`'s, where `model` is a directory. Raises NotFoundError,
-        UsageError (not supported), IntegrityError (damaged).
+        threads: of this process, which compute; None: see `engine.threads`. settings:
+        `Blueprint.open`'s, where `model` is a directory. Raises NotFoundError, UsageError (not
+        supported), IntegrityError (damaged).
         """
         began = time.perf_counter()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         blueprint = model if isinstance(model, Blueprint) else Blueprint.open(model, **settings)
         dtype = DTYPES[blueprint.dtype]
         weights = load_weights(blueprint.path, blueprint.config, blueprint.device, dtype)

@@ -6,6 +6,7 @@ Limits count as much as what is built in: a container is told of 64 cores and ge
 import os
 import platform
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +24,25 @@ IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 @dataclass(frozen=True)
 class Machine:
     """cpu: its name; flags: those of `FLAGS` it has. cores: of the machine; allowed: those this
-    process may run on; quota: cores' worth of time it gets, None without a limit. memory: bytes it
-    may use in all, available: now; None where the system doesn't say."""
+    process may run on, both with hyperthreads counted as cores; physical: the allowed ones without;
+    quota: cores' worth of time it gets, None without a limit. memory: bytes it may use in all,
+    available: now; None where the system doesn't say."""
 
     cpu: str
     flags: tuple[str, ...]
     cores: int
     allowed: int
+    physical: int
     quota: float | None
     memory: int | None
     available: int | None
 
     @property
     def usable(self) -> int:
-        """Threads that can run at once."""
-        return self.allowed if self.quota is None else max(1, min(self.allowed, round(self.quota)))
+        """Threads that can compute at once; hyperthreads share what a core computes with."""
+        if self.quota is None:
+            return self.physical
+        return max(1, min(self.physical, round(self.quota)))
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
     """Asks the system. What can't be read counts as not limited or not known."""
     cpu, flags = _cpu(_text(root / "proc/cpuinfo"))
     cores = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    allowed: Collection[int] = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores)
+    )
     groups = list(_groups(root))
     memory, available = _memory(_text(root / "proc/meminfo"))
     for group in groups:
@@ -67,7 +74,8 @@ def this_machine(root: Path = Path("/")) -> Machine:
         cpu or platform.processor() or platform.machine(),
         flags,
         cores,
-        allowed,
+        len(allowed),
+        _physical(root / "sys/devices/system/cpu", allowed),
         min(quotas, default=None),
         memory,
         available,
@@ -115,6 +123,12 @@ def _cpu(cpuinfo: str) -> tuple[str, tuple[str, ...]]:
         known.setdefault(name.strip().lower(), value.strip())
     has = set(known.get("flags", known.get("features", "")).split())
     return known.get("model name", ""), tuple(flag for flag in FLAGS if flag in has)
+
+
+def _physical(folder: Path, cpus: Iterable[int]) -> int:
+    """How many cores these are; each is one where the system doesn't say."""
+    siblings = "topology/thread_siblings_list"
+    return len({_text(folder / f"cpu{cpu}" / siblings).strip() or str(cpu) for cpu in cpus})
 
 
 def _memory(meminfo: str) -> tuple[int | None, int | None]:

@@ -20,6 +20,7 @@ from engine.config import ModelConfig
 from engine.diskprobe import DiskRates, probe_disk
 from engine.machine import this_machine
 from engine.model import DTYPES, Decoder
+from engine.threads import set_threads
 from engine.timing import synchronize
 from engine.trial import PromptShape, Trial, first_layers, run_trials
 from engine.weights import LayerWeights, Weights
@@ -92,8 +93,7 @@ def probe(
     Raises CacheblendError where not even two layers of the model fit into memory.
     """
     began = time.perf_counter()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     disk = probe_disk(folder)
     notes = [disk.note] if disk.note else []
     with torch.inference_mode():

@@ -177,13 +177,12 @@ _STOP_TERMS = frozenset(
 
 
 def _import_bm25s() -> ModuleType:
-    """Import bm25s for the first index, quietly and with numpy alone.
+    """Import bm25s (a fifth of a second) for the first index, quietly and with numpy alone.
 
-    On import it also loads tqdm, for bars that are never shown here, and numba, and runs a first
-    operation in JAX where they are installed; JAX would take most of a GPU's memory for it, and
-    none of them is used here.
+    On import it also loads numba and runs a first operation in JAX where they are installed;
+    JAX would take most of a GPU's memory for it, and neither is used here.
     """
-    with _hidden("numba", "jax", "jax.lax", "tqdm", "tqdm.auto"):
+    with _hidden("numba", "jax", "jax.lax"):
         import bm25s
 
     # It sets its own logger to DEBUG: whoever logs the root logger would get a line an index.

@@ -220,7 +220,7 @@ def test_torch_that_cannot_be_imported(world: World, monkeypatch: pytest.MonkeyP
 
 
 def test_more_threads_than_cores(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = replace(this_machine(), cores=64, allowed=64, quota=2.0)
+    machine = replace(this_machine(), cores=64, allowed=64, physical=64, quota=2.0)
     monkeypatch.setattr(checks, "this_machine", lambda: machine)
     found = quick(world, "--threads", "64")
     assert found["threads"]["state"] == "warn"

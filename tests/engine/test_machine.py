@@ -1,5 +1,6 @@
 """What the system says a process may use: limits of containers count."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
     assert machine.flags == ("avx2", "avx512f", "amx_tile", "amx_bf16")
     assert (machine.memory, machine.available) == (16 * GIB, 8 * GIB)
     assert machine.quota is None
-    assert machine.usable == machine.allowed > 0
+    assert machine.usable == machine.physical == machine.allowed > 0
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,27 @@ def test_the_tightest_limit_of_all_groups_counts(tmp_path: Path, files: dict[str
     assert machine.quota == 1.5
     assert machine.usable <= 2
     assert (machine.memory, machine.available) == (4 * GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "physical"),
+    [({0, 1, 2, 3, 4, 5}, 4), ({0, 1}, 2), ({1, 4}, 1), ({3, 5}, 2)],
+    ids=["all", "two cores", "one core's two threads", "not listed"],
+)
+def test_hyperthreads_of_a_core_are_one_core_to_compute_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: set[int], physical: int
+) -> None:
+    siblings = {0: "0,3", 1: "1,4", 3: "0,3", 4: "1,4"}  # nothing is said of 2 and 5
+    files = {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{names}\n"
+        for cpu, names in siblings.items()
+    }
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed, raising=False)
+    machine = this_machine(fake(tmp_path, BARE | files))
+    assert machine.allowed == len(allowed)
+    assert machine.usable == machine.physical == physical
+    quota = {"sys/fs/cgroup/cpu.max": "290000 100000\n"}
+    assert this_machine(fake(tmp_path, quota)).usable == min(physical, 3)
 
 
 def test_a_group_that_is_over_its_limit_has_nothing_left(tmp_path: Path) -> None:
