@@ -20,6 +20,7 @@ class WriteBehind:
         self._jobs: queue.SimpleQueue[Iterable[object] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._stopped = False
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="write-behind", daemon=True)
 
     def submit(self, steps: Iterable[object]) -> None:
@@ -30,6 +31,12 @@ class WriteBehind:
         self._jobs.put(steps)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
         while (steps := self._jobs.get()) is not None:
             try:
                 if self._error is None:
@@ -52,13 +59,15 @@ class WriteBehind:
         trace: TracebackType | None,
     ) -> None:
         self._stopped = kind is not None and not issubclass(kind, Exception)
-        self._jobs.put(None)
         interrupt: BaseException | None = None
-        while self._thread.is_alive():
+        while True:
             try:
-                self._thread.join()
+                self._jobs.put(None)
+                self._ended.wait()  # an interrupted join would call a running thread ended
+                break
             except (KeyboardInterrupt, SystemExit) as again:
                 self._stopped, interrupt = True, again
+        self._thread.join()
         if interrupt is not None:
             raise interrupt
         if kind is None and self._error is not None:

@@ -1,6 +1,8 @@
 """Work in the background: in order, bounded, its errors not lost, ended by an interrupt."""
 
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -77,23 +79,32 @@ def test_an_error_of_the_caller_lets_the_jobs_finish() -> None:
     assert done == [1] * 5
 
 
-def test_an_interrupt_ends_it_after_the_step_being_done() -> None:
-    begun, go = threading.Event(), threading.Event()
+@pytest.mark.parametrize("waiting", [False, True], ids=["before it waits", "while it waits"])
+def test_an_interrupt_ends_it_after_the_step_being_done(waiting: bool) -> None:
+    begun = threading.Event()
     done: list[int] = []
+    behind = WriteBehind(depth=1)
 
     def slow() -> Iterator[None]:
         for number in range(5):
             begun.set()
-            assert go.wait(10)
+            if waiting and number == 0:
+                while behind._jobs.empty():  # until the caller has begun to wait
+                    time.sleep(0.001)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            while not behind._stopped:
+                time.sleep(0.001)
             done.append(number)
             yield
 
-    def interrupt() -> None:
-        assert begun.wait(10)
-        threading.Timer(0.2, go.set).start()
-        raise KeyboardInterrupt
+    def leave() -> None:
+        with behind:
+            behind.submit(slow())
+            assert begun.wait(10)
+            if not waiting:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run([slow()], then=interrupt)
+        leave()
     assert done == [0]
     assert "write-behind" not in threads()
