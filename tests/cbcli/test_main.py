@@ -97,7 +97,13 @@ def test_every_command_has_help_an_example_and_the_common_options(
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], *([name, "--help"] for name in PRESENT), ["models", "ls"], ["nonsense"]]
+    "args",
+    [
+        *(["--help"], ["models", "ls"], ["nonsense"]),
+        *([name, "--help"] for name in PRESENT),
+        *([*command, "--help"] for command in every_command() if len(command) > 1),
+    ],
+    ids=" ".join,
 )
 def test_light_commands_import_nothing_heavy(args: list[str]) -> None:
     code = (
