@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,16 +9,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from cache_store.errors import CacheblendError, StoreFullError
 from cache_store.keys import KVSpec, entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
-from engine.machine import this_machine
 from engine.model import Decoder
 from engine.precompute import BATCH_TOKENS, ChunkWriter, OnStored
 from engine.prompt import PromptChunk
+from engine.threads import set_threads
 from engine.workers import Lost, WorkerPool
 
 TASK_TOKENS = 2 * BATCH_TOKENS  # at least two batches, for one to be written beside the other
@@ -36,7 +33,7 @@ class WorkerModel:
     context: tuple[int, ...]
     store: Path
     threads: int | None
-    sharing: int  # workers on this machine's CPU, which divide its cores unless threads were set
+    sharing: int  # workers on this machine's CPU, which divide its cores
 
 
 @dataclass(frozen=True)
@@ -168,11 +165,7 @@ class DeviceWriters:
 @contextmanager
 def writer_on(model: WorkerModel, device: str) -> Iterator[Callable[[Task], Stored]]:
     """In a worker's process: what does its tasks on `device`."""
-    threads = model.threads
-    if threads is None and device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, this_machine().usable // model.sharing)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(model.threads, model.sharing if device == "cpu" else 1)
     try:
         decoder = Decoder.load(model.folder, device, model.spec.dtype)
     except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all

@@ -11,18 +11,24 @@ from engine.machine import Machine, this_machine
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def set_threads(wanted: int | None) -> None:
+def set_threads(wanted: int | None, sharing: int = 1) -> None:
     """Sets the threads of this process to `thread_count` of what is here."""
-    torch.set_num_threads(thread_count(wanted, torch.get_num_threads(), this_machine(), os.environ))
+    present = torch.get_num_threads()
+    torch.set_num_threads(thread_count(wanted, present, this_machine(), os.environ, sharing))
 
 
 def thread_count(
-    wanted: int | None, present: int, machine: Machine, environ: Mapping[str, str]
+    wanted: int | None,
+    present: int,
+    machine: Machine,
+    environ: Mapping[str, str],
+    sharing: int = 1,
 ) -> int:
     """`wanted`; else `present`, as torch is set, which heeds `VARIABLES`. Where none of them is set
-    it is cut to the cores that can be used: torch knows of no container's quota."""
+    it is cut to the cores that can be used, for torch knows of no container's quota, divided
+    between so many processes as are `sharing` them."""
     if wanted is not None:
         return wanted
     if any(environ.get(name, "").strip() for name in VARIABLES):
         return present
-    return min(present, machine.usable)
+    return min(present, max(1, machine.usable // sharing))

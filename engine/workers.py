@@ -191,13 +191,14 @@ class WorkerPool(Generic[Task, Result]):
 
     def _start(self, slot: _Slot[Task]) -> None:
         context = multiprocessing.get_context("spawn")
-        slot.pipe, theirs = context.Pipe()
-        slot.process = context.Process(
+        ours, theirs = context.Pipe()
+        process = context.Process(
             target=_serve, args=(theirs, self._start_function, slot.device), daemon=True
         )
         slot.ready, slot.task = False, None
         with _interrupts_held():
-            slot.process.start()
+            process.start()
+            slot.process, slot.pipe = process, ours
         theirs.close()
 
     def _hear(self, slot: _Slot[Task]) -> list[Done[Result] | Lost]:

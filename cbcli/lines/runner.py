@@ -190,15 +190,14 @@ def _chunks(chooser: Chooser, settings: Settings, line: PromptLine) -> list[Chun
 def runner_on(settings: Settings, compare: bool, sharing: int, device: str) -> Iterator[LineRunner]:
     """A runner in a worker's process, its model loaded on `device`.
 
-    sharing: workers on this machine's CPU, which divide its cores unless threads were set.
+    sharing: workers on this machine's CPU, which divide its cores.
     """
-    from engine.machine import this_machine
+    from engine.threads import set_threads
 
-    threads = settings.threads
-    if threads is None and device == "cpu":
-        threads = max(1, this_machine().usable // sharing)
-    settings = replace(settings, device=device, threads=threads)
-    with LineRunner(settings, Output(quiet=True), compare=compare) as runner:
+    set_threads(settings.threads, sharing if device == "cpu" else 1)
+    with LineRunner(
+        replace(settings, device=device), Output(quiet=True), compare=compare
+    ) as runner:
         try:
             runner.open()
         except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all

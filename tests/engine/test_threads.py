@@ -38,6 +38,22 @@ def test_what_was_asked_for_counts_then_the_environment_then_the_machine(
     assert thread_count(wanted, present, machine, environ) == count
 
 
+@pytest.mark.parametrize(
+    ("wanted", "environ", "sharing", "count"),
+    [
+        (None, {}, 4, 8),
+        (None, {}, 5, 6),
+        (None, {}, 100, 1),
+        (None, {"OMP_NUM_THREADS": "32"}, 4, 32),
+        (5, {}, 4, 5),
+    ],
+)
+def test_processes_divide_the_cores_unless_told_otherwise(
+    wanted: int | None, environ: Mapping[str, str], sharing: int, count: int
+) -> None:
+    assert thread_count(wanted, 32, SERVER, environ, sharing) == count
+
+
 @pytest.fixture
 def torch_threads() -> Iterator[int]:
     before = torch.get_num_threads()
@@ -58,6 +74,11 @@ def test_loading_an_engine_sets_them(
     assert torch.get_num_threads() == 1
     Engine.load(tmp_path, threads=3)
     assert torch.get_num_threads() == 3
+    monkeypatch.setattr(threads, "this_machine", lambda: replace(this_machine(), quota=4.0))
+    threads.set_threads(None, sharing=2)
+    Engine.load(tmp_path)
+    assert torch.get_num_threads() <= 2  # as a worker set them
+    torch.set_num_threads(3)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     Engine.load(tmp_path)
     assert torch.get_num_threads() == 3

@@ -1,10 +1,12 @@
 """Workers in processes of their own: work is shared, and a worker that dies hangs nothing."""
 
+import errno
 import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,17 @@ def test_a_device_that_goes_away_leaves_the_others(tmp_path: Path) -> None:
         while not said:  # its restart may take longer than that
             results(pool, [("wait", "0.1")], first=100)
     assert said == [f"going on without {gone}: the device went away"]
+
+
+def test_a_process_that_the_system_does_not_start_is_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: SpawnProcess) -> None:
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    with pytest.raises(BlockingIOError), make_pool(tmp_path, "one") as pool:
+        results(pool, [("tell", "a")])
 
 
 def test_without_any_worker_it_ends(tmp_path: Path) -> None:
