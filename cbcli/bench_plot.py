@@ -43,7 +43,9 @@ def draw(report: Report, path: Path) -> None:
             fontsize=10,
             parse_math=False,  # a model may be named anything
         )
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(
+            path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+        )
 
 
 def _over_length(axes: Any, rows: list[TtftRow]) -> None:

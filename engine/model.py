@@ -95,15 +95,10 @@ class Decoder:
     def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self.kernels.norm(x, weight, self.config.rms_norm_eps, x)
 
-    def rotated(
-        self, layer: int, x: torch.Tensor, rows: Rows, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def rotated(self, layer: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Q or K [T, heads, head_dim] at the positions whose cos and sin rows are given, in
-        place or into `out`."""
-        turned = self.config.rope_layers[layer]
-        if out is None and not turned:
-            return x
-        return self.kernels.place(x, rows if turned else None, x if out is None else out)
+        place."""
+        return self.kernels.place(x, rows, x) if self.config.rope_layers[layer] else x
 
     def store(
         self,

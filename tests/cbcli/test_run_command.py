@@ -499,7 +499,7 @@ def test_interrupted_it_keeps_what_was_done(world: World, devices: tuple[str, ..
     args = ("in.jsonl", "--output", "out.jsonl", *devices, "--json")
     process = start(world, *args, stderr=subprocess.PIPE, start_new_session=True)
     target = Path("out.jsonl")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (target.exists() and target.stat().st_size):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: workers get it too

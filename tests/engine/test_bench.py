@@ -225,7 +225,7 @@ def test_what_the_model_cannot_do_is_refused_first(engine: Engine, change: dict[
 
 
 def test_load(engine: Engine) -> None:
-    sweep = LoadSweep(120, bandwidths=(None, "balanced", 20_000_000), pairs=2)
+    sweep = LoadSweep(120, bandwidths=(None, "balanced", 2_000_000), pairs=2)
     config = engine.model.config
     sweep.check(config.layers, config.context)
     rows = measure_load(engine, sweep, None, silent)
@@ -234,11 +234,12 @@ def test_load(engine: Engine) -> None:
     free, balanced, slow = (rows[i : i + 4] for i in (0, 4, 8))
     assert all(row.bandwidth is None and not row.balanced for row in free)
     assert all(row.bandwidth and row.balanced for row in balanced)
-    assert all(row.bandwidth == 20_000_000 for row in slow)
+    assert all(row.bandwidth == 2_000_000 for row in slow)
     for row in slow:
-        assert row.load_s >= 0.9 * row.bytes_loaded / 20_000_000
+        assert row.load_s >= 0.9 * row.bytes_loaded / 2_000_000
     alone = next(row for row in slow if row.loader == "sync")
-    assert alone.stall_share == pytest.approx(1, abs=0.1)  # it waits for all that it reads
+    assert alone.stall_share is not None
+    assert alone.stall_share > 0.9  # it waits for all that it reads
 
 
 def test_ingest(engine: Engine, temporary: Path) -> None:

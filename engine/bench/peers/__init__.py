@@ -1,9 +1,7 @@
 """Other engines, measured on the same token ids: each in a process of its own."""
 
 from engine.bench.peers.process import (
-    PEER_NAMES,
     Peer,
-    PeerAnswer,
     PeerFacts,
     PeerSetup,
     PeerSpec,
@@ -11,9 +9,7 @@ from engine.bench.peers.process import (
 )
 
 __all__ = [
-    "PEER_NAMES",
     "Peer",
-    "PeerAnswer",
     "PeerFacts",
     "PeerSetup",
     "PeerSpec",
