@@ -202,7 +202,8 @@ def check_device(settings: Settings) -> Iterator[Check]:
         devices.append({"device": "mps", "name": "Apple GPU", "memory": None})
     chosen = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, "bf16", chosen)
-    kernels = kernels_for(chosen, DTYPES[dtype]).name
+    used = kernels_for(chosen, DTYPES[dtype])
+    kernels, notes = used.name, "; ".join(used.notes)
     facts = {"device": str(chosen), "dtype": dtype, "kernels": kernels, "devices": devices}
     others = ", ".join(f"{d['device']} {d['name']}" for d in devices) or "no GPU"
     found = f"{chosen} ({others}), {dtype}, {kernels} kernels"
@@ -213,7 +214,7 @@ def check_device(settings: Settings) -> Iterator[Check]:
         hint = "the kernels in C are not built: install again with a C compiler at hand"
         yield Check("device", "warn", found, hint, facts)
     else:
-        yield Check("device", "ok", found, facts=facts)
+        yield Check("device", "ok", found, notes, facts)
 
 
 # The store.

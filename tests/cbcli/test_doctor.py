@@ -14,6 +14,7 @@ from cache_store.store import ChunkStore
 from cbcli import checks
 from engine import diskprobe
 from engine import probe as probing
+from engine.kernels.plain import PlainKernels
 from engine.machine import Mount, this_machine
 from tests.cbcli.terminal import run
 from tests.cbcli.world import World, make_world
@@ -267,6 +268,14 @@ def test_kernels_that_were_not_built(world: World, monkeypatch: pytest.MonkeyPat
     found = quick(world, "--dtype", "bf16")["device"]
     assert (found["state"], found["facts"]["kernels"]) == ("warn", "torch")
     assert "C compiler" in found["hint"]
+
+
+def test_kernels_say_what_they_do_without(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = PlainKernels()
+    kernels.notes = ("FlexAttention is not used: triton is not installed", "and more")
+    monkeypatch.setattr("engine.kernels.kernels_for", lambda device, dtype: kernels)
+    found = quick(world, "--dtype", "fp32")["device"]
+    assert (found["state"], found["hint"]) == ("ok", "; ".join(kernels.notes))
 
 
 def test_it_has_help() -> None:
