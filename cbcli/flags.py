@@ -1,4 +1,4 @@
-"""The flags that `ask` and `run` share, each declared once: `top_k: flags.TopK = None`.
+"""Flags that several commands have, each declared once: `top_k: flags.TopK = None`.
 
 All are None where they aren't given, for `load_settings` to take what is below a flag.
 """
@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+ChunkTokens = Annotated[int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")]
+Overlap = Annotated[int | None, typer.Option("--overlap", help="Tokens that two chunks share.")]
 TopK = Annotated[
     int | None, typer.Option("--top-k", "-k", help="Chunks to retrieve for the question.")
 ]
@@ -63,6 +65,7 @@ Stop = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")]
 Store = Annotated[str | None, typer.Option("--store", help="Folder of the store.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Devices = Annotated[str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")]
 DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
 Offline = Annotated[

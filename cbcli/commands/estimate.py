@@ -46,12 +46,8 @@ def estimate(
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Measure this machine, or give sizes only.")
     ] = True,
-    chunk_tokens: Annotated[
-        int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")
-    ] = None,
-    overlap: Annotated[
-        int | None, typer.Option("--overlap", help="Tokens that two chunks share.")
-    ] = None,
+    chunk_tokens: flags.ChunkTokens = None,
+    overlap: flags.Overlap = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", "-k", help="Chunks in the prompt that is timed.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cache_store.errors import UsageError
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
@@ -37,37 +38,27 @@ def ingest(
     paths: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for standard input.", metavar="PATH…")
     ],
-    chunk_tokens: Annotated[
-        int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")
-    ] = None,
-    overlap: Annotated[
-        int | None, typer.Option("--overlap", help="Tokens that two chunks share.")
-    ] = None,
+    chunk_tokens: flags.ChunkTokens = None,
+    overlap: flags.Overlap = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the chunks and their size; store nothing.")
     ] = False,
     stdin_name: Annotated[
         str, typer.Option("--stdin-name", help="What to call the text on standard input.")
     ] = "stdin",
-    model: Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")] = None,
-    store: Annotated[str | None, typer.Option("--store", help="Folder of the store.")] = None,
+    model: flags.Model = None,
+    store: flags.Store = None,
     system: Annotated[
         str | None, typer.Option("--system", help="System prompt the chunks are computed behind.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")
-    ] = None,
-    devices: Annotated[
-        str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads to use.")] = None,
+    device: flags.Device = None,
+    devices: flags.Devices = None,
+    dtype: flags.DType = None,
+    threads: flags.Threads = None,
     limit: Annotated[
         str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
     ] = None,
-    offline: Annotated[
-        bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
-    ] = None,
+    offline: flags.Offline = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,

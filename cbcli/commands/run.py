@@ -53,9 +53,7 @@ def run(
     separator: Annotated[
         str | None, typer.Option("--separator", help="Text between the chunks of a prompt.")
     ] = None,
-    devices: Annotated[
-        str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")
-    ] = None,
+    devices: flags.Devices = None,
     top_k: flags.TopK = None,
     order: flags.Order = None,
     mode: flags.Mode = None,
