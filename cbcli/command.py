@@ -104,10 +104,18 @@ class Group(TyperGroup):
             sys.exit(failure.code)
         sys.exit(result if isinstance(result, int) else 0)
 
+    # Typer would turn an interrupt into a silent exit, in these two and nowhere else.
+
+    def make_context(self, *args: Any, **named: Any) -> Any:
+        try:
+            return super().make_context(*args, **named)
+        except KeyboardInterrupt as error:
+            raise errors.Interrupted("interrupted") from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # typer would turn it into a silent exit
+        except KeyboardInterrupt as error:
             raise errors.Interrupted("interrupted") from error
 
 

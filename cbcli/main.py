@@ -6,9 +6,11 @@ To add a command, write its module as `cbcli/command.py` describes and add a lin
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import sys
+import threading
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -29,6 +31,8 @@ COMMANDS = {
     "config": ("cbcli.commands.config", "Settings, and where each of them comes from."),
     "doctor": ("cbcli.commands.doctor", "Check what works on this machine, and how fast."),
 }
+
+AGAIN_SECONDS = 0.01  # until an interrupt that was lost comes again
 
 
 class Commands(Group):
@@ -81,8 +85,20 @@ def root(
     any order, and only the tokens that matter are computed again."""
 
 
+def _unraisable(ignored: Any) -> None:
+    """What Python does with an exception it cannot raise, as in a finalizer: it tells of it and
+    goes on. Ctrl-C must not be lost so: it comes again a moment later, outside of there."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        again = threading.Timer(AGAIN_SECONDS, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main() -> None:
     """The entry point; it exits with the codes of `cbcli.errors`."""
+    sys.unraisablehook = _unraisable
     # Importing torch and reading a tokenizer make a million objects that stay. Looking for garbage
     # among them at the usual rhythm, every 700, would take a tenth of the time to the first token.
     gc.set_threshold(50_000)

@@ -129,3 +129,29 @@ def test_the_shortest_way_is_quick() -> None:
         )
         seconds.append(time.perf_counter() - started)
     assert min(seconds) < 0.6
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        # Python ignores an exception in a finalizer: the command must end all the same.
+        "class Held:\n"
+        "    def __del__(self): raise KeyboardInterrupt\n"
+        "def work(*args):\n"
+        "    held = Held(); del held\n"
+        "    time.sleep(30); print('went on')\n"
+        "cbcli.command.Group.invoke.__globals__['TyperGroup'].invoke = work\n",
+        "def work(*args): raise KeyboardInterrupt\ncbcli.command.Group.parse_args = work\n",
+    ],
+    ids=["finalizer", "parsing"],
+)
+def test_an_interrupt_anywhere_ends_the_command_and_says_so(where: str) -> None:
+    code = f"import sys, time, cbcli.command, cbcli.main\n{where}cbcli.main.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "config", "show"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
