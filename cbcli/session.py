@@ -10,7 +10,6 @@ from cache_store.errors import NotFoundError
 from cache_store.store import ChunkStore
 from cbcli.output import Output
 from cbcli.settings import Settings, data_root
-from engine import library
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -34,6 +33,8 @@ def open_existing_store(settings: Settings) -> ChunkStore:
 
 def model_folder(settings: Settings, out: Output) -> Path:
     """The model's folder; the default model is got where it is missing."""
+    from engine import library
+
     if settings.model != library.DEFAULT:
         return library.resolve(settings.model, settings.models_dir)
     from cbcli.commands.models import showing
