@@ -250,6 +250,8 @@ def _serve(pipe: connection.Connection[Any, Any], start: Start[Any, Any], device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     signal.signal(signal.SIGTERM, _leave)
     with ExitStack() as stack, suppress(BrokenPipeError):  # where the parent is gone
+        # While Python ends there is nothing left to leave, and it would tell of the attempt.
+        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)
         try:
             answer = stack.enter_context(start(device))
         except CacheblendError as error:

@@ -150,6 +150,13 @@ def test_interrupts_are_not_for_workers(tmp_path: Path) -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
+def test_a_worker_that_is_ended_while_it_ends_says_nothing(tmp_path: Path, capfd) -> None:
+    with make_pool(tmp_path, "one") as pool:
+        results(pool, [("sigterm at exit", "")])
+    assert len(list(tmp_path.iterdir())) == 1
+    assert capfd.readouterr().err == ""
+
+
 def test_leaving_on_an_error_ends_workers_in_the_middle_of_their_task(tmp_path: Path) -> None:
     def leave() -> None:
         with make_pool(tmp_path, "one") as pool, Path(os.devnull).open("rb") as always:

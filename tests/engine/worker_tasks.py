@@ -1,5 +1,6 @@
 """What the workers of `test_workers` do, in a module that a new process can import."""
 
+import atexit
 import os
 import signal
 import time
@@ -38,6 +39,8 @@ def starting(closed: Path, device: str) -> Iterator[Callable[[Task], str]]:
             time.sleep(float(value))
         if what == "sigint":
             os.kill(os.getpid(), signal.SIGINT)
+        if what == "sigterm at exit":
+            atexit.register(os.kill, os.getpid(), signal.SIGTERM)
         if what == "long":
             return value * 10**6
         return f"{value} on {device} by {os.getpid()}"
