@@ -108,3 +108,23 @@ def test_any_order_runs_from_the_python_api(default_model_dir: Path, tmp_path: P
     assert cached[0] == recomputed[0] == 0
     assert cached[1] == cached[2] == cached[3] > 2000
     assert all(0.15 < r / c < 0.17 for r, c in zip(recomputed[1:], cached[1:], strict=True))
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells it there")
+@pytest.mark.parametrize("loader", ["pipelined", "prefetch"])
+def test_a_blend_takes_the_memory_of_one_kv_cache(default_model_dir: Path, loader: str) -> None:
+    script = EXAMPLES / "measure_memory.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(default_model_dir), "--json", "--loader", loader],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["cached_tokens"] == 4040
+    assert facts["share"] <= 1.3
+    # The KV cache and what some layers need, but neither a second one nor a copy of the weights.
+    assert facts["loaded"] <= 0.6 * facts["weights"]
+    assert facts["peak"] - facts["loaded"] <= 2 * facts["kv"]
