@@ -9,15 +9,14 @@
 
 #include "native.h"
 
-#ifdef CB_X86
+#ifdef CB_TILES
 
 #include "tiles.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+TILES_BEGIN
 
 enum {
     COLUMNS = 32,     /* queries a task works on: two tiles side by side */
@@ -62,6 +61,7 @@ static void turn_values(const Work *w, long head, long group) {
 
 /* Scores of GROUP keys for all columns: s[key][column]. */
 static inline void scores(const uint16_t *k, const uint16_t *q, long dim, float *s) {
+    settle();
     clear();
     for (long d = 0; d < dim; d += 32, q += 2 * TILE * 32) {
         _tile_loadd(4, k + d, dim * 2);
@@ -82,6 +82,7 @@ static inline void scores(const uint16_t *k, const uint16_t *q, long dim, float 
 /* Adds the values of `groups` groups of keys, weighted by p, to o[dimension][column]. */
 static inline void weigh(const uint16_t *values, const uint16_t *p, long groups, long dim, float *o,
                          int first) {
+    settle();
     for (long d = 0; d < dim; d += 2 * TILE, o += 2 * TILE * COLUMNS) {
         if (first) {
             clear();
@@ -281,16 +282,19 @@ CB_API void cb_attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, u
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < tasks * kv_heads; i++) /* those that see most come first */
             attend_columns(&w, i / tasks, (tasks - 1 - i % tasks) * COLUMNS);
-        _tile_release();
+        release_tiles();
     }
 }
 
-#pragma GCC pop_options
+TILES_END
 
 CB_API int cb_can_attend(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw")) return 0;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512bf16"))
+        return 0;
     uint32_t a = 7, b, c = 0, d;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24;

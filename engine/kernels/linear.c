@@ -8,14 +8,13 @@
 
 #include "native.h"
 
-#ifdef CB_X86
+#ifdef CB_TILES
 
 #include "tiles.h"
 
 #include <stdlib.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+TILES_BEGIN
 
 enum {
     SIDE = 2 * TILE, /* rows and columns of the block of results in hand */
@@ -39,6 +38,7 @@ static void arrange(const uint16_t *w, long inner, long depth, uint16_t *out) {
 /* block [SIDE][SIDE] (+)= SIDE rows of x times the arranged panel. */
 static inline void multiply(const uint16_t *x, long inner, const uint16_t *panel, long depth,
                             float *block, int fresh) {
+    settle();
     if (fresh) {
         clear();
     } else {
@@ -142,7 +142,8 @@ static void perform(const Product *p, Task task, uint16_t *arranged, float *sums
 
 static long ceiling(long a, long b) { return (a + b - 1) / b; }
 
-static void multiply_all(const Product *p, int threads) {
+/* Whether there was memory for it. */
+static int multiply_all(const Product *p, int threads) {
     const long panels = p->width / (p->up ? TILE : SIDE);
     const long rounds = ceiling(panels, (long)PANELS * threads);
     const long count = ceiling(panels, rounds * threads), groups = ceiling(panels, count);
@@ -150,48 +151,55 @@ static void multiply_all(const Product *p, int threads) {
     const long wanted = ceiling(threads, groups), most = p->rows / (4 * SIDE);
     const long shares = wanted < most ? wanted : most > 1 ? most : 1;
     const long share = ceiling(ceiling(p->rows, shares), SIDE) * SIDE;
-#pragma omp parallel num_threads(threads)
+    const long blocks = p->inner > DEPTH ? count * (share / SIDE) : 1; /* not finished at once */
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(|| : failed)
     {
         configure_tiles();
         uint16_t *arranged = aligned_alloc(64, PANELS * SIDE * DEPTH * sizeof(uint16_t));
-        float *sums = aligned_alloc(64, count * (share / SIDE) * SIDE * SIDE * sizeof(float));
+        float *sums = aligned_alloc(64, (size_t)blocks * SIDE * SIDE * sizeof(float));
+        failed = !arranged || !sums;
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < groups * shares; i++) {
             const long first = i / shares * count, from = i % shares * share;
             Task task = {first, panels - first < count ? panels - first : count, from, from + share};
             if (task.to > p->rows) task.to = p->rows;
-            if (task.from >= task.to) continue;
+            if (failed || task.from >= task.to) continue;
             if (task.to - task.from < SIDE) task.from = task.to - SIDE;
             perform(p, task, arranged, sums);
         }
         free(sums);
         free(arranged);
-        _tile_release();
+        release_tiles();
     }
+    return !failed;
 }
 
-CB_API void cb_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
-                      const uint16_t *up, const uint16_t *up_bias, uint16_t *out, long rows,
-                      long inner, long width, int gelu, int threads) {
+/* out [rows, width] = x [rows, inner] times w [width, inner], plus bias; with `up`, of w's shape,
+   the activated product times the one with `up`. inner is a multiple of 32, width of SIDE, with
+   `up` of TILE. Returns 0 where it was not done: nothing to do, or no memory for it. */
+CB_API int cb_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
+                     const uint16_t *up, const uint16_t *up_bias, uint16_t *out, long rows,
+                     long inner, long width, int gelu, int threads) {
+    if (!rows || !inner || !width) return 0;
     Product p = {x, w, bias, up, up_bias, out, rows, inner, width, gelu};
-    if (rows >= SIDE) {
-        multiply_all(&p, threads);
-        return;
-    }
-    uint16_t *copy = calloc(SIDE * (inner + width), sizeof(uint16_t));
+    if (rows >= SIDE) return multiply_all(&p, threads);
+    uint16_t *copy = calloc((size_t)(SIDE * (inner + width)), sizeof(uint16_t));
+    if (!copy) return 0;
     memcpy(copy, x, rows * inner * sizeof(uint16_t));
     p.x = copy;
     p.out = copy + SIDE * inner;
     p.rows = SIDE;
-    multiply_all(&p, threads);
-    memcpy(out, p.out, rows * width * sizeof(uint16_t));
+    const int done = multiply_all(&p, threads);
+    if (done) memcpy(out, p.out, rows * width * sizeof(uint16_t));
     free(copy);
+    return done;
 }
 
-#pragma GCC pop_options
+TILES_END
 
 #else
 
-CB_API void cb_linear(void) {}
+CB_API int cb_linear(void) { return 0; }
 
 #endif

@@ -1,11 +1,18 @@
-/* What the sources of the native kernels share. They are called through ctypes; every pointer is
-   checked on the Python side. OpenMP symbols come from the runtime that torch has loaded, so that
+/* What the sources of the native kernels share. They are called through ctypes; what a pointer must
+   lead to is checked on the Python side. OpenMP symbols come from the runtime that torch has loaded, so that
    one pool of threads serves both. */
 
 #include <stdint.h>
+
+/* native.py's INTERFACE: both are raised together when the arguments of a function change, so that a
+   library built before is not called with the new ones. */
+#define CB_INTERFACE 1
 
 #define CB_API __attribute__((visibility("default")))
 
 #if defined(__x86_64__) && defined(__linux__)
 #define CB_X86
+#if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 11
+#define CB_TILES /* the compiler knows AMX */
+#endif
 #endif

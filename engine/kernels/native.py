@@ -24,7 +24,7 @@ _SIGNATURES = {
     "cb_gate": (_POINTER, _POINTER, _LONG, _INT, _INT),
     "cb_place": (
         *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _INT),
+        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _INT),
     ),
     "cb_place_runs": (
         *(_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
@@ -35,6 +35,8 @@ _SIGNATURES = {
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
     ),
 }
+INTERFACE = 1  # native.h's CB_INTERFACE
+_ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
 _GROUP = 32  # keys the attention kernel works on at a time
 _FEW = 16  # query rows a KV head, below which torch's attention is as fast
 _MANY = 1024  # rows from which on torch's products are faster
@@ -49,9 +51,11 @@ def library() -> ctypes.CDLL | None:
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
         try:
             found = ctypes.CDLL(str(path))
+            if found.cb_interface() != INTERFACE:
+                continue
             for name, types in _SIGNATURES.items():
                 getattr(found, name).argtypes = types
-                getattr(found, name).restype = None
+                getattr(found, name).restype = _INT if name in _ANSWERS else None
         except (OSError, AttributeError):  # of another machine, or of an older version
             continue
         return found
@@ -62,10 +66,25 @@ def _address(x: torch.Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+def _tables(
+    rows: tuple[torch.Tensor, torch.Tensor] | None, tokens: int
+) -> tuple[int, int | None, int | None]:
+    """How many dimensions cos and sin of so many positions turn, and where they are; -1 where
+    these are not all there, one after the other."""
+    if rows is None:
+        return 0, None, None
+    cos, sin = rows
+    turned = cos.shape[-1]
+    whole = cos.is_contiguous() and sin.is_contiguous()
+    there = whole and sin.shape[-1] == turned and min(cos.numel(), sin.numel()) >= tokens * turned
+    return (turned if there else -1), cos.data_ptr(), sin.data_ptr()
+
+
 class NativeKernels:
     """See `engine.kernels.protocol`. All tensors are bfloat16 on the CPU, cos and sin float32.
 
-    What a kernel does not cover (activations, head sizes, strides) torch does.
+    What a kernel does not cover (activations, head sizes, strides) torch does. It is also left to
+    refuse what makes no sense: shapes that don't go together, places that aren't there.
     """
 
     name = "native"
@@ -79,7 +98,7 @@ class NativeKernels:
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> torch.Tensor:
-        if not (x.is_contiguous() and out.is_contiguous()):
+        if not (x.is_contiguous() and out.is_contiguous() and x.numel() == out.numel()):
             return self._plain.norm(x, weight, eps, out)
         self._norm(x, None, weight, eps, out)
         return out
@@ -92,7 +111,8 @@ class NativeKernels:
         eps: float,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        if not (x.is_contiguous() and delta.is_contiguous() and out.is_contiguous()):
+        whole = x.is_contiguous() and delta.is_contiguous() and out.is_contiguous()
+        if not (whole and x.numel() == delta.numel() == out.numel()):
             return self._plain.add_norm(x, delta, weight, eps, out)
         self._norm(x, delta.data_ptr(), weight, eps, out)
         return out
@@ -105,7 +125,7 @@ class NativeKernels:
         eps: float,
         out: torch.Tensor,
     ) -> None:
-        size = x.shape[-1]
+        size = weight.numel()
         self._c.cb_norm(
             *(x.data_ptr(), delta, weight.data_ptr(), out.data_ptr()),
             *(x.numel() // size, size, eps, torch.get_num_threads()),
@@ -114,13 +134,15 @@ class NativeKernels:
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        if len(x) > _MANY or not self._fits(x, weight, 32):
-            return self._plain.linear(x, weight, bias, out)
-        self._c.cb_linear(
-            *(x.data_ptr(), weight.data_ptr(), _address(bias), None, None, out.data_ptr()),
-            *(len(x), x.shape[1], len(weight), 0, torch.get_num_threads()),
+        done = (
+            len(x) <= _MANY
+            and self._fits(x, weight, out, 32)
+            and self._c.cb_linear(
+                *(x.data_ptr(), weight.data_ptr(), _address(bias), None, None, out.data_ptr()),
+                *(len(x), x.shape[1], len(weight), 0, torch.get_num_threads()),
+            )
         )
-        return out
+        return out if done else self._plain.linear(x, weight, bias, out)
 
     def gated(
         self, x: torch.Tensor, layer: LayerWeights, activation: str, out: Scratch
@@ -129,27 +151,35 @@ class NativeKernels:
         if not (gelu or activation == "silu"):
             return self._plain.gated(x, layer, activation, out)
         threads, gate = torch.get_num_threads(), out("gate")
-        if self._fits(x, layer.gate, 16) and layer.up.is_contiguous():
-            self._c.cb_linear(
+        if (
+            self._fits(x, layer.gate, gate, 16)
+            and layer.up.shape == layer.gate.shape
+            and layer.up.is_contiguous()
+            and self._c.cb_linear(
                 *(x.data_ptr(), layer.gate.data_ptr(), _address(layer.gate_bias)),
                 *(layer.up.data_ptr(), _address(layer.up_bias), gate.data_ptr()),
                 *(len(x), x.shape[1], len(layer.gate), gelu, threads),
             )
+        ):
             return gate
         self.linear(x, layer.gate, layer.gate_bias, gate)
         up = self.linear(x, layer.up, layer.up_bias, out("up"))
         self._c.cb_gate(gate.data_ptr(), up.data_ptr(), gate.numel(), gelu, threads)
         return gate
 
-    def _fits(self, x: torch.Tensor, weight: torch.Tensor, columns: int) -> bool:
+    def _fits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, columns: int) -> bool:
         """Whether `cb_linear` covers a product."""
+        (rows, inner), (width, depth) = x.shape, weight.shape
         return (
             self._tiles
-            and x.shape[1] % 32 == 0
-            and x.shape[1] <= _WIDE
-            and len(weight) % columns == 0
+            and inner == depth
+            and inner % 32 == 0
+            and inner <= _WIDE
+            and width % columns == 0
+            and out.shape == (rows, width)
             and x.is_contiguous()
             and weight.is_contiguous()
+            and out.is_contiguous()
         )
 
     def place(
@@ -160,21 +190,24 @@ class NativeKernels:
         places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         tokens, heads, dim = x.shape
-        tables = rows or ()
-        if (
-            x.stride()[1:] != (dim, 1)
-            or out.stride(2) != 1
-            or not all(table.is_contiguous() for table in tables)
-        ):
-            return self._plain.place(x, rows, out, places)
-        cos, sin = (table.data_ptr() for table in tables) if tables else (None, None)
-        self._c.cb_place(
-            *(x.data_ptr(), x.stride(0), cos, sin, out.data_ptr()),
-            None if places is None else places.data_ptr(),
-            *(tokens, heads, dim, tables[0].shape[-1] if tables else 0),
-            *(out.stride(0), out.stride(1), torch.get_num_threads()),
+        x_stride, *x_strides = x.stride()
+        room, *shape = out.shape
+        token_stride, head_stride, step = out.stride()
+        turned, cos, sin = _tables(rows, tokens)
+        done = (
+            x_strides == [dim, 1]
+            and step == 1
+            and shape == [heads, dim]
+            and (room if places is None else places.numel()) == tokens
+            and (places is None or places.is_contiguous())
+            and 0 <= turned <= dim
+            and self._c.cb_place(
+                *(x.data_ptr(), x_stride, cos, sin, out.data_ptr(), _address(places)),
+                *(room, tokens, heads, dim, turned, token_stride, head_stride),
+                torch.get_num_threads(),
+            )
         )
-        return out
+        return out if done else self._plain.place(x, rows, out, places)
 
     def place_runs(
         self,
@@ -184,25 +217,32 @@ class NativeKernels:
         v_out: torch.Tensor,
     ) -> None:
         heads, length, dim = k_out.shape
-        whole = [x for start, k, v in runs for x in (k, v)] + list(tables or ())
+        counts = [k.shape[0] for _, k, _ in runs]
+        last = max((run[0] + n for run, n in zip(runs, counts, strict=True)), default=0)
+        turned, cos, sin = _tables(tables, last)
         if (
-            k_out.stride() != v_out.stride()
+            k_out.shape != v_out.shape
+            or k_out.stride() != v_out.stride()
             or k_out.stride()[1:] != (dim, 1)
-            or not all(x.is_contiguous() for x in whole)
+            or last > length
+            or not 0 <= turned <= dim
+            or not all(
+                start >= 0
+                and k.numel() == v.numel() == n * heads * dim
+                and k.is_contiguous()
+                and v.is_contiguous()
+                for (start, k, v), n in zip(runs, counts, strict=True)
+            )
         ):
             return self._plain.place_runs(runs, tables, k_out, v_out)
-        for start, k, _ in runs:
-            if start + len(k) > length:
-                raise ValueError(f"tokens up to {start + len(k)} in a KV cache of {length}")
         count, addresses = len(runs), _POINTER * len(runs)
-        cos, sin = (x.data_ptr() for x in tables) if tables else (None, None)
         self._c.cb_place_runs(
             addresses(*(k.data_ptr() for _, k, _ in runs)),
             addresses(*(v.data_ptr() for _, _, v in runs)),
             (_LONG * count)(*(start for start, _, _ in runs)),
-            (_LONG * count)(*(len(k) for _, k, _ in runs)),
+            (_LONG * count)(*counts),
             *(count, cos, sin, k_out.data_ptr(), v_out.data_ptr(), heads, dim),
-            *(tables[0].shape[-1] if tables else 0, k_out.stride(0), torch.get_num_threads()),
+            *(turned, k_out.stride(0), torch.get_num_threads()),
         )
         return None
 
@@ -217,26 +257,35 @@ class NativeKernels:
     ) -> torch.Tensor:
         tokens, heads, dim = q.shape
         kv_heads, capacity, _ = k.shape
+        keys = plan.bounds[-1] + 1
+        if tokens != len(plan) or keys > capacity:
+            raise ValueError(
+                f"{tokens} queries, {len(plan)} positions, the last {keys - 1}, "
+                f"in a KV cache of {capacity}"
+            )
         if (
             not self._tiles
             or dim % _GROUP
             or dim > 256
             or tokens * heads // kv_heads < _FEW
+            or heads % kv_heads
             or not (q.is_contiguous() and out.is_contiguous())
+            or out.numel() != q.numel()
+            or k.shape != (kv_heads, capacity, dim)
+            or k.shape != v.shape
             or k.stride() != v.stride()
             or k.stride()[1:] != (dim, 1)
         ):
             return self._plain.attend(q, k, v, plan, window, out)
-        keys = plan.bounds[-1] + 1
-        if keys > capacity:
-            raise ValueError(f"position {plan.bounds[-1]} in a KV cache of {capacity}")
         size = kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1)
-        if len(self._scratch) < size:
-            self._scratch = torch.empty(size, dtype=torch.bfloat16)
+        scratch = self._scratch
+        if len(scratch) < size:
+            scratch = self._scratch = torch.empty(size, dtype=torch.bfloat16)
+        narrow = window is not None and window < keys
         self._c.cb_attend(
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
             plan.positions.data_ptr(),
-            *(tokens, heads, kv_heads, dim, k.stride(0), window or 0, dim**-0.5),
-            *(self._scratch.data_ptr(), torch.get_num_threads()),
+            *(tokens, heads, kv_heads, dim, k.stride(0), window if narrow else 0, dim**-0.5),
+            *(scratch.data_ptr(), torch.get_num_threads()),
         )
         return out

@@ -7,11 +7,15 @@
 #include <math.h>
 #include <string.h>
 
-#if defined(CB_X86)
+#if !defined(CB_X86) || !defined(__GLIBC__) /* which chooses among clones when it loads us */
+#define CB_CLONES
+#elif __GNUC__ >= 12
 #define CB_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define CB_CLONES
+#define CB_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
+
+CB_API int cb_interface(void) { return CB_INTERFACE; }
 
 static inline float wide(uint16_t x) {
     const uint32_t bits = (uint32_t)x << 16;
@@ -31,7 +35,8 @@ static inline uint16_t narrow(float x) {
 /* e^x, to 2e-7 relative, for any x; 0 and very large numbers at the ends of the range. */
 static inline float exponential(float x) {
     float t = x * 1.44269504f;
-    t = t < -126.0f ? -126.0f : t > 126.0f ? 126.0f : t;
+    t = t > -126.0f ? t : -126.0f;
+    t = t < 126.0f ? t : 126.0f;
     const float whole = (t + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: to the nearest integer */
     const float f = t - whole;
     float p = 1.33335581e-3f;
@@ -46,10 +51,10 @@ static inline float exponential(float x) {
     return p * power;
 }
 
-CB_CLONES static void norm_row(uint16_t *restrict x, const uint16_t *restrict add,
-                               const uint16_t *restrict weight, uint16_t *restrict out, long size,
-                               float eps) {
+CB_CLONES static void norm_row(uint16_t *x, const uint16_t *add, const uint16_t *weight,
+                               uint16_t *out, long size, float eps) {
     if (add)
+#pragma GCC ivdep
         for (long i = 0; i < size; i++) x[i] = narrow(wide(x[i]) + wide(add[i]));
     float sums[64] = {0}; /* apart from each other, so that they can be added side by side */
     long i = 0;
@@ -60,10 +65,12 @@ CB_CLONES static void norm_row(uint16_t *restrict x, const uint16_t *restrict ad
     for (int j = 0; j < 64; j++) sum += sums[j];
     const float scale = 1.0f / sqrtf(sum / (float)size + eps);
     if (out)
+#pragma GCC ivdep /* out is x or has nothing in common with it */
         for (i = 0; i < size; i++) out[i] = narrow(wide(x[i]) * scale * wide(weight[i]));
 }
 
-/* x += add (unless null), then out = RMSNorm(x) * weight; all [rows, size], contiguous. */
+/* x += add (unless null), then out = RMSNorm(x) * weight; all [rows, size], contiguous. out may be
+   x itself, or null. */
 CB_API void cb_norm(uint16_t *x, const uint16_t *add, const uint16_t *weight, uint16_t *out,
                     long rows, long size, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -110,10 +117,13 @@ CB_CLONES static void turn_row(const uint16_t *x, const float *restrict cosine,
 
 /* Puts row i of x [tokens, heads, dim] at out + place * token_stride + head * head_stride, its first
    `turned` dimensions rotated by row i of cos and sin [tokens, turned]. place: places[i], or i where
-   that is null. x's heads are contiguous, its tokens x_stride apart; out may be x itself. */
-CB_API void cb_place(const uint16_t *x, long x_stride, const float *cosine, const float *sine,
-                     uint16_t *out, const int64_t *places, long tokens, long heads, long dim,
-                     long turned, long token_stride, long head_stride, int threads) {
+   that is null. x's heads are contiguous, its tokens x_stride apart; out may be x itself. Returns
+   0, and has done nothing, where a place is not below `room`. */
+CB_API int cb_place(const uint16_t *x, long x_stride, const float *cosine, const float *sine,
+                    uint16_t *out, const int64_t *places, long room, long tokens, long heads,
+                    long dim, long turned, long token_stride, long head_stride, int threads) {
+    for (long i = 0; places && i < tokens; i++)
+        if (places[i] < 0 || places[i] >= room) return 0;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < tokens; i++) {
         const uint16_t *from = x + i * x_stride;
@@ -123,6 +133,7 @@ CB_API void cb_place(const uint16_t *x, long x_stride, const float *cosine, cons
             if (to != from) memcpy(to + turned, from + turned, (dim - turned) * 2);
         }
     }
+    return 1;
 }
 
 /* Stored KV of several runs of tokens at once: run n has counts[n] tokens from position starts[n] on,

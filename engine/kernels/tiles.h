@@ -1,12 +1,24 @@
-/* What the kernels on AMX tiles share: eight tiles of 16 rows by 64 bytes. */
+/* What the kernels on AMX tiles share: eight tiles of 16 rows by 64 bytes. Functions that use them
+   stand between TILES_BEGIN and TILES_END, and are called only where `cb_can_attend` says so. */
 
 #include <immintrin.h>
 #include <string.h>
 
 #include "native.h"
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#define TILES_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"
+#define PRAGMA_(x) _Pragma(#x)
+#define PRAGMA(x) PRAGMA_(x)
+#ifdef __clang__
+#define TILES_BEGIN                                                                       \
+    PRAGMA(clang attribute push(__attribute__((target(TILES_TARGET))), apply_to = function))
+#define TILES_END PRAGMA(clang attribute pop)
+#else
+#define TILES_BEGIN PRAGMA(GCC push_options) PRAGMA(GCC target(TILES_TARGET))
+#define TILES_END PRAGMA(GCC pop_options)
+#endif
+
+TILES_BEGIN
 
 enum { TILE = 16 }; /* rows of a tile, and its columns of 32 bits */
 
@@ -43,8 +55,16 @@ static inline void configure_tiles(void) {
         uint8_t rows[16];
     } __attribute__((packed, aligned(64))) config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = TILE;
-    _tile_loadconfig(&config);
+    /* Not _tile_loadconfig: older GCC has it read but the first eight bytes, and may leave the
+       others unwritten. */
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
+
+/* In a function of its own: to clang the body of a parallel region is none of TILES_BEGIN's. */
+static inline void release_tiles(void) { _tile_release(); }
+
+/* GCC doesn't know that tile loads read memory: what they read is written by here. */
+static inline void settle(void) { __asm__ volatile("" : : : "memory"); }
 
 static inline void clear(void) {
     _tile_zero(0);
@@ -53,7 +73,7 @@ static inline void clear(void) {
     _tile_zero(3);
 }
 
-/* 2^x for x <= 0, to 2e-7 relative; 0 far below. */
+/* 2^x for x up to 127, to 2e-7 relative; 0 far below. */
 static inline __m512 exp2_ps(__m512 x) {
     const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(x, whole);
@@ -66,4 +86,4 @@ static inline __m512 exp2_ps(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-#pragma GCC pop_options
+TILES_END
