@@ -24,11 +24,10 @@ def thread_count(
     environ: Mapping[str, str],
     sharing: int = 1,
 ) -> int:
-    """`wanted`; else `present`, as torch is set, which heeds `VARIABLES`. Where none of them is set
-    it is cut to the cores that can be used, for torch knows of no container's quota, divided
-    between so many processes as are `sharing` them."""
+    """`wanted`; else `present`, as torch is set, which heeds `VARIABLES`, cut to the cores that can
+    be used where none of them is set, for torch knows of no container's quota. Divided between so
+    many processes as are `sharing` them: more threads than cores make each of them crawl."""
     if wanted is not None:
         return wanted
-    if any(environ.get(name, "").strip() for name in VARIABLES):
-        return present
-    return min(present, max(1, machine.usable // sharing))
+    told = any(environ.get(name, "").strip() for name in VARIABLES)
+    return max(1, (present if told else min(present, machine.usable)) // sharing)

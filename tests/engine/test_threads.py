@@ -44,7 +44,7 @@ def test_what_was_asked_for_counts_then_the_environment_then_the_machine(
         (None, {}, 4, 8),
         (None, {}, 5, 6),
         (None, {}, 100, 1),
-        (None, {"OMP_NUM_THREADS": "32"}, 4, 32),
+        (None, {"OMP_NUM_THREADS": "32"}, 4, 8),
         (5, {}, 4, 5),
     ],
 )
