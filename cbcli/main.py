@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +70,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"cacheblend {metadata.version('cacheblend')}")
         raise typer.Exit
 

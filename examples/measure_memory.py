@@ -1,6 +1,6 @@
 """Memory a blend takes beside the mapped weights: anonymous memory above that of `import torch`.
 
-    python examples/measure_memory.py MODEL_DIR [--tokens 4096] [--dtype bf16] [--loader NAME] [--json]
+    python examples/measure_memory.py MODEL_DIR [--tokens 4096] [--loader NAME] [--json]
 
 The prompt is that of measure_speed.py; its chunks are computed and stored by another process. Only
 memory that is no file's counts (RssAnon, read every few milliseconds): mapped weights and stored KV
