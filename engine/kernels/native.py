@@ -48,18 +48,22 @@ def library() -> ctypes.CDLL | None:
     """The built kernels; None where there are none, they don't load, or they aren't wanted."""
     if os.environ.get("CACHEBLEND_NATIVE", "1").strip().lower() in ("0", "off", "no", "false"):
         return None
-    for path in sorted(Path(__file__).parent.glob("_native*.so")):
-        try:
-            found = ctypes.CDLL(str(path))
-            if found.cb_interface() != INTERFACE:
-                continue
-            for name, types in _SIGNATURES.items():
-                getattr(found, name).argtypes = types
-                getattr(found, name).restype = _INT if name in _ANSWERS else None
-        except (OSError, AttributeError):  # of another machine, or of an older version
-            continue
-        return found
-    return None
+    built = (load(path) for path in sorted(Path(__file__).parent.glob("_native*.so")))
+    return next((found for found in built if found is not None), None)
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """The kernels in a file; None if they are of another machine, or of another version."""
+    try:
+        found = ctypes.CDLL(str(path))
+        if found.cb_interface() != INTERFACE:
+            return None
+        for name, types in _SIGNATURES.items():
+            getattr(found, name).argtypes = types
+            getattr(found, name).restype = _INT if name in _ANSWERS else None
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def _address(x: torch.Tensor | None) -> int | None:
@@ -98,9 +102,8 @@ class NativeKernels:
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> torch.Tensor:
-        if not (x.is_contiguous() and out.is_contiguous() and x.numel() == out.numel()):
+        if not self._norm(x, None, weight, eps, out):
             return self._plain.norm(x, weight, eps, out)
-        self._norm(x, None, weight, eps, out)
         return out
 
     def add_norm(
@@ -111,25 +114,32 @@ class NativeKernels:
         eps: float,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        whole = x.is_contiguous() and delta.is_contiguous() and out.is_contiguous()
-        if not (whole and x.numel() == delta.numel() == out.numel()):
+        if not self._norm(x, delta, weight, eps, out):
             return self._plain.add_norm(x, delta, weight, eps, out)
-        self._norm(x, delta.data_ptr(), weight, eps, out)
         return out
 
     def _norm(
         self,
         x: torch.Tensor,
-        delta: int | None,
+        delta: torch.Tensor | None,
         weight: torch.Tensor,
         eps: float,
         out: torch.Tensor,
-    ) -> None:
-        size = weight.numel()
+    ) -> bool:
+        """Whether the kernel covers it, and so did it."""
+        size, elements = x.shape[-1], x.numel()
+        if (
+            weight.numel() != size
+            or out.numel() != elements
+            or not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous())
+            or (delta is not None and not (delta.is_contiguous() and delta.numel() == elements))
+        ):
+            return False
         self._c.cb_norm(
-            *(x.data_ptr(), delta, weight.data_ptr(), out.data_ptr()),
-            *(x.numel() // size, size, eps, torch.get_num_threads()),
+            *(x.data_ptr(), _address(delta), weight.data_ptr(), out.data_ptr()),
+            *(elements // size, size, eps, torch.get_num_threads()),
         )
+        return True
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor

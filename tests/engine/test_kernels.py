@@ -1,5 +1,8 @@
 """The kernels in C and those for CUDA against torch, and all against float64."""
 
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import AttentionPlan
-from engine.kernels import cuda, kernels_for
+from engine.kernels import cuda, kernels_for, native
 from engine.kernels.cuda import CudaKernels
-from engine.kernels.native import NativeKernels, library
+from engine.kernels.native import NativeKernels, library, load
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
 from tests.engine.cuda_stand_ins import flash_on_cpu, flex_on_cpu
@@ -19,9 +22,19 @@ CPU = torch.device("cpu")
 BUILT = library()
 
 native_only = pytest.mark.skipif(BUILT is None, reason="the kernels in C were not built here")
+
+
+def without_tiles() -> NativeKernels:
+    """As on a CPU that has none."""
+    kernels = NativeKernels(BUILT)  # type: ignore[arg-type]
+    kernels._tiles = False
+    return kernels
+
+
 KERNELS = [
     pytest.param(PlainKernels, id="torch"),
     pytest.param(lambda: NativeKernels(BUILT), id="native", marks=native_only),  # type: ignore[arg-type]
+    pytest.param(without_tiles, id="native-rows", marks=native_only),
     pytest.param(lambda: CudaKernels(None, None), id="cuda-masks"),
     pytest.param(lambda: CudaKernels(flash_on_cpu, flex_on_cpu), id="cuda-fused"),
 ]
@@ -74,6 +87,7 @@ def exact_attention(
         (60, 700, 9, 3, 64, 50),
         (60, 60, 9, 3, 64, 7),
         (90, 300, 4, 1, 64, 1),
+        (60, 300, 9, 3, 64, 2**32),
         (60, 3000, 9, 3, 64, 20),  # some queries see nothing of whole blocks
         (20, 50, 4, 2, 48, None),  # a size the tiles don't cover
     ],
@@ -121,7 +135,15 @@ def weights(width: int, inner: int, *, bias: bool) -> SimpleNamespace:
     return made
 
 
-SIZES = [(1, 64, 32), (3, 576, 96), (31, 96, 64), (32, 576, 576), (45, 1536, 64), (200, 704, 288)]
+SIZES = [
+    (0, 64, 32),
+    (1, 64, 32),
+    (3, 576, 96),
+    (31, 96, 64),
+    (32, 576, 576),
+    (45, 1536, 64),
+    (200, 704, 288),
+]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -223,6 +245,98 @@ def test_placing_runs(kernels: Kernels, turned: int) -> None:
     assert torch.equal(v_out, v_exact)
     kernels.place_runs([], tables, k_out, v_out)
     assert torch.equal(v_out, v_exact)
+
+
+def test_places_that_are_not_there_are_refused(kernels: Kernels) -> None:
+    x, memory = randn(2, 3, 64), randn(3, 40, 64)
+    out, before = memory[:, 10:30].transpose(0, 1), memory.clone()
+    for row in (-1, 20):
+        with pytest.raises((IndexError, RuntimeError)):
+            kernels.place(x, None, out, torch.tensor([0, row]))
+    assert torch.equal(memory[:, :10], before[:, :10])
+    assert torch.equal(memory[:, 30:], before[:, 30:])
+
+
+def test_sizes_that_do_not_go_together_are_refused(kernels: Kernels) -> None:
+    x, memory, table = randn(7, 3, 64), randn(3, 40, 64), torch.ones(40, 64)
+    before = memory.clone()
+
+    def out(rows: int) -> torch.Tensor:
+        return memory[:, :rows].transpose(0, 1)
+
+    with pytest.raises(RuntimeError):  # more tokens than there is room for
+        kernels.place(x, None, out(5))
+    with pytest.raises(RuntimeError):  # more tokens than angles
+        kernels.place(x, (table[:5], table[:5]), out(7))
+    with pytest.raises(RuntimeError):
+        kernels.place_runs([(5, x, x)], (table[:10], table[:10]), memory, memory.clone())
+    with pytest.raises(RuntimeError):
+        kernels.place_runs([(35, x, x)], (table, table), memory, memory.clone())
+    with pytest.raises(RuntimeError):
+        kernels.norm(x, randn(32), 1e-5, torch.empty_like(x))
+    assert torch.equal(memory[:, 7:], before[:, 7:])
+
+
+@native_only
+def test_attention_reads_nothing_behind_the_cache() -> None:
+    kernels = kernels_for(CPU, BF16)
+    q, kv, plan = randn(2, 32, 64), randn(1, 30, 64), AttentionPlan([3, 30], CPU, BF16)
+    with pytest.raises(ValueError, match="the last 30, in a KV cache of 30"):
+        kernels.attend(q, kv, kv, plan, None, torch.empty_like(q))
+    with pytest.raises(ValueError, match="2 queries, 1 positions"):
+        kernels.attend(q, kv, kv, plan.last(1), None, torch.empty_like(q))
+
+
+@native_only
+def test_a_product_there_is_no_memory_for_is_torchs() -> None:
+    assert BUILT is not None
+    if BUILT.cb_can_attend():  # 2^56 bytes for what is not finished yet
+        assert BUILT.cb_linear(*(None,) * 6, 2**50, 1280, 32, 0, 2) == 0
+    refusing = NativeKernels(SimpleNamespace(cb_can_attend=lambda: 1, cb_linear=lambda *_: 0))  # type: ignore[arg-type]
+    x, w = randn(3, 64), randn(32, 64, seed=1)
+    out = refusing.linear(x, w, None, torch.empty(3, 32, dtype=BF16))
+    assert off_by(out, x.double() @ w.double().t()) < 0.003
+
+
+@native_only
+def test_only_a_library_of_this_version_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert BUILT is not None
+    (tmp_path / "_native.1.so").write_bytes(b"of another machine")
+    shutil.copy(BUILT._name, tmp_path / "_native.2.so")
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    library.cache_clear()
+    try:
+        assert library() is None
+        assert kernels_for(CPU, BF16).name == "torch"
+        monkeypatch.setattr(native, "INTERFACE", native.INTERFACE - 1)
+        library.cache_clear()
+        found = library()
+        assert found is not None
+        assert Path(found._name).name == "_native.2.so"
+    finally:
+        library.cache_clear()
+
+
+@native_only
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize(
+    "like", [["-U__linux__"], ["-U__GNUC__", "-D__GNUC__=10"]], ids=["elsewhere", "older compiler"]
+)
+def test_without_amx_the_rest_is_built(tmp_path: Path, like: list[str]) -> None:
+    sources = sorted(Path(native.__file__).parent.glob("*.c"))
+    made = tmp_path / "made.so"
+    flags = ["-O1", "-shared", "-fPIC", "-fopenmp", *like]
+    subprocess.run(["gcc", *flags, *map(str, sources), "-o", str(made), "-lm"], check=True)
+    found = load(made)
+    assert found is not None
+    assert found.cb_can_attend() == 0
+    x, w = randn(5, 600), randn(600, seed=1)
+    out = NativeKernels(found).norm(x, w, 1e-5, torch.empty_like(x))
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w.double()
+    assert off_by(out, exact) < 0.003
 
 
 def test_switched_off_or_for_another_type_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
