@@ -2,7 +2,7 @@
 
     python examples/measure_memory.py MODEL_DIR [--tokens 4096] [--loader NAME] [--json]
 
-The prompt is that of measure_speed.py; its chunks are computed and stored by another process. Only
+The prompt is that of `cacheblend bench`; its chunks are computed and stored by another process. Only
 memory that is no file's counts (RssAnon, read every few milliseconds): mapped weights and stored KV
 are pages of files, which the system may drop and read again. Linux.
 """
@@ -16,10 +16,10 @@ import threading
 from pathlib import Path
 
 import torch
-from measure_speed import standard_prompt
 
 from cache_store.store import ChunkStore
 from engine import BlendOptions, Engine
+from engine.bench.layout import standard_prompt, text_ids
 
 
 def anonymous() -> int:
@@ -51,7 +51,7 @@ class Peak:
 def fill(model: str, dtype: str, folder: Path, tokens: int) -> None:
     with ChunkStore.open(folder, limit_bytes=8 * 10**9) as store:
         engine = Engine.load(model, store=store, dtype=dtype)
-        prompt = standard_prompt(engine, tokens)
+        prompt = standard_prompt(text_ids(engine.tokenizer, tokens))
         chunks = [segment for segment in prompt.segments if segment.kind == "chunk"]
         engine.writer(prompt.prefix_ids).write_missing(chunks)
 
@@ -74,7 +74,7 @@ def main() -> None:
             raise SystemExit("the chunks could not be stored")
         with ChunkStore.open(Path(name)) as store:
             engine = Engine.load(args.model, store=store, dtype=args.dtype)
-            prompt = standard_prompt(engine, args.tokens)
+            prompt = standard_prompt(text_ids(engine.tokenizer, args.tokens))
             loaded = anonymous() - before
             with Peak() as peak:
                 run = engine.prefill(prompt, BlendOptions.of(loader=args.loader))
