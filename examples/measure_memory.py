@@ -2,9 +2,9 @@
 
     python examples/measure_memory.py MODEL_DIR [--tokens 4096] [--loader NAME] [--json]
 
-The prompt is that of `cacheblend bench`; its chunks are computed and stored by another process. Only
-memory that is no file's counts (RssAnon, read every few milliseconds): mapped weights and stored KV
-are pages of files, which the system may drop and read again. Linux.
+The prompt is laid out as in `cacheblend bench`; its chunks are computed and stored by another
+process. Only memory that is no file's counts (RssAnon, read every few milliseconds): mapped weights
+and stored KV are pages of files, which the system may drop and read again. Linux.
 """
 
 import argparse
