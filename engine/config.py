@@ -223,6 +223,8 @@ def _rope(
     theta = family.rope_theta if theta is None else theta
     partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     partial = 1.0 if partial is None else float(partial)
+    if not 0 < partial <= 1:
+        raise UsageError(f"{where}: partial_rotary_factor {partial} is not between 0 and 1")
     if partial != 1.0 and not family.partial_rotary:
         raise UsageError(f"{where}: partial_rotary_factor is not supported for {name}")
     original = raw.get("original_max_position_embeddings") if kind != "dynamic" else None

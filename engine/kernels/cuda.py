@@ -91,6 +91,8 @@ class CudaKernels(PlainKernels):
         if self._flex is not None and _is_much(plan, window) and self._flex_works(q, k):
             try:
                 return self._scattered(q, k, v, plan, window, out)
+            except torch.OutOfMemoryError:  # no fault of the kernel's
+                raise
             except _FAILURES as error:  # it may be compiled again, for other strides
                 self._give_up(_said(error))
         return self._blocks(q, k, v, plan, window, out)

@@ -248,6 +248,19 @@ def test_flex_attention_that_fails_after_the_example_is_given_up(for_all: None) 
     assert kernels.notes == ("FlexAttention is not used: OSError: disk full",)
 
 
+def test_memory_that_runs_out_is_no_fault_of_flex_attention(for_all: None) -> None:
+    def later(q: Tensor, k: Tensor, v: Tensor, mask: object) -> Tensor:
+        if q.shape[2] == 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return flex_on_cpu(q, k, v, mask)  # type: ignore[arg-type]
+
+    kernels = CudaKernels(None, later)
+    with pytest.raises(torch.OutOfMemoryError):
+        Case(scattered(40, 90)).off(kernels)
+    assert kernels.notes == ()
+    assert Case(scattered(50, 90)).off(kernels) < 0.003
+
+
 def aligned_top_left(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 

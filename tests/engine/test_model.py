@@ -107,6 +107,8 @@ def config(**changes: object) -> dict[str, object]:
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "number"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per kind of layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0}, "not between 0 and 1"),
+        ({"partial_rotary_factor": 1.5}, "not between 0 and 1"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"hidden_act": "relu"}, "relu"),
         ({"num_key_value_heads": 4}, "KV heads"),
