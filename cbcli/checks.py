@@ -188,6 +188,7 @@ def check_device(settings: Settings) -> Iterator[Check]:
     import torch
 
     from engine.kernels import kernels_for
+    from engine.kernels.native import wanted
     from engine.model import DTYPES, choose_device, choose_dtype
 
     devices = [
@@ -211,7 +212,9 @@ def check_device(settings: Settings) -> Iterator[Check]:
         hint = "this CPU has no fast bf16, so KV takes twice the memory and disk"
         yield Check("device", "warn", found, hint, facts)
     elif chosen.type == "cpu" and dtype == "bf16" and kernels != "native":
-        hint = "the kernels in C are not built: install again with a C compiler at hand"
+        off = "the kernels in C are switched off: unset CACHEBLEND_NATIVE"
+        missing = "the kernels in C are not built: install again with a C compiler at hand"
+        hint = missing if wanted() else off
         yield Check("device", "warn", found, hint, facts)
     else:
         yield Check("device", "ok", found, notes, facts)

@@ -169,6 +169,8 @@ def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) ->
             documents += 1
             cut = split_document(item.text, tokenizer, settings.chunk_tokens, settings.overlap)
             sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
+    if not sizes:
+        out.warn("no text was found in what was named", "give documents, or --tokens")
     return Material("paths", documents, tuple(sizes.values()))
 
 

@@ -43,10 +43,16 @@ _MANY = 1024  # rows from which on torch's products are faster
 _WIDE = 4096  # inner dimension up to which ours were measured
 
 
+def wanted() -> bool:
+    """Whether CACHEBLEND_NATIVE leaves them on."""
+    value = os.environ.get("CACHEBLEND_NATIVE", "1")
+    return value.strip().lower() not in ("0", "off", "no", "false")
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The built kernels; None where there are none, they don't load, or they aren't wanted."""
-    if os.environ.get("CACHEBLEND_NATIVE", "1").strip().lower() in ("0", "off", "no", "false"):
+    if not wanted():
         return None
     built = (load(path) for path in sorted(Path(__file__).parent.glob("_native*.so")))
     return next((found for found in built if found is not None), None)

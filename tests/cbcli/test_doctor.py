@@ -265,9 +265,12 @@ def test_what_breaks_transformers_is_named(world: World, monkeypatch: pytest.Mon
 
 def test_kernels_that_were_not_built(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.kernels.library", lambda: None)
-    found = quick(world, "--dtype", "bf16")["device"]
+    found = quick(world, "--dtype", "bf16", "--device", "cpu")["device"]
     assert (found["state"], found["facts"]["kernels"]) == ("warn", "torch")
     assert "C compiler" in found["hint"]
+    monkeypatch.setenv("CACHEBLEND_NATIVE", "0")
+    found = quick(world, "--dtype", "bf16", "--device", "cpu")["device"]
+    assert "unset CACHEBLEND_NATIVE" in found["hint"]
 
 
 def test_kernels_say_what_they_do_without(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,12 @@ def test_a_document_that_cannot_be_read_is_named(world: World, tmp_path: Path) -
     assert "1 document, 1 chunk" in shown.stdout
 
 
+def test_a_folder_without_documents_is_said(world: World, tmp_path: Path) -> None:
+    shown = world("store", "estimate", str(tmp_path), "--no-probe")
+    assert shown.exit_code == 0
+    assert "no text was found" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message", "hint"),
     [
