@@ -6,14 +6,15 @@ To add a command, write its module as `cbcli/command.py` describes and add a lin
 
 from __future__ import annotations
 
-import _thread
 import gc
 import os
+import signal
 import sys
 import threading
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -91,16 +92,26 @@ def _unraisable(ignored: Any) -> None:
     """What Python does with an exception it cannot raise, as in a finalizer: it tells of it and
     goes on. Ctrl-C must not be lost so: it comes again a moment later, outside of there."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        again = threading.Timer(AGAIN_SECONDS, _thread.interrupt_main)
+        # A real signal, to the main thread, so that it ends what that may be waiting in.
+        there = (threading.main_thread().ident, signal.SIGINT)
+        again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, there)
         again.daemon = True
         again.start()
     else:
         sys.__unraisablehook__(ignored)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ends the command in good order, as Ctrl-C does: workers go, temporary files too."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The entry point; it exits with the codes of `cbcli.errors`."""
     sys.unraisablehook = _unraisable
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
     # Importing torch and reading a tokenizer make a million objects that stay. Looking for garbage
     # among them at the usual rhythm, every 700, would take a tenth of the time to the first token.
     gc.set_threshold(50_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,21 @@ def test_version() -> None:
     result = run("--version")
     assert result.exit_code == 0
     assert result.stdout.startswith("cacheblend 0.")
+
+
+def test_an_interrupt_while_it_is_imported_shows_no_traceback() -> None:
+    code = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "cbcli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from cbcli.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("args", [(), ("models",), ("config",)])
@@ -139,7 +155,7 @@ def test_the_shortest_way_is_quick() -> None:
         "    def __del__(self): raise KeyboardInterrupt\n"
         "def work(*args):\n"
         "    held = Held(); del held\n"
-        "    time.sleep(30); print('went on')\n"
+        "    time.sleep(300); print('went on')\n"
         "cbcli.command.Group.invoke.__globals__['TyperGroup'].invoke = work\n",
         "def work(*args): raise KeyboardInterrupt\ncbcli.command.Group.parse_args = work\n",
     ],
