@@ -25,7 +25,7 @@ from cbcli.lines.reader import ByteStream, LineReader
 from cbcli.lines.runner import Answer, LineRunner, runner_on
 from cbcli.output import Output
 from cbcli.progress import Progress
-from cbcli.session import model_folder
+from cbcli.session import model_folder, open_blueprint
 from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text, duration_text
 
@@ -124,6 +124,8 @@ def run(
             "offline": offline,
         }
     )
+    if settings.policy == "explicit":
+        raise UsageError("policy explicit takes the positions of one prompt", "use it with `ask`")
     places = settings.devices if device is None else ()
     tally = _Tally(time.monotonic())
     with ExitStack() as stack:
@@ -210,6 +212,10 @@ def _answers(
     from engine.workers import WorkerPool
 
     model_folder(settings, out)  # got once, before several would get it
+    if settings.dtype == "auto" and len({place.partition(":")[0] for place in places}) > 1:
+        # One type for all kinds of devices, or their KV would not be the same.
+        first = open_blueprint(replace(settings, device=places[0]), out)
+        settings = replace(settings, dtype=first.dtype)
     start = partial(runner_on, settings, compare, places.count("cpu"))
     pool = stack.enter_context(WorkerPool(places, start, out.warn))
     return shared(source, pool, len(places))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import engine.api
+from cache_store.errors import UsageError
 from cbcli.commands.run import app  # noqa: F401  # imported before it is patched
 from cbcli.lines.order import AHEAD, LineSource, in_turn, shared
 from cbcli.lines.prompts import LineParser, PromptLine
@@ -339,6 +340,7 @@ def test_output_file_and_going_on(world: World) -> None:
         (("-", "--device", "cuda:77"), 2, "cuda:77"),
         (("-", "--devices", "cpu,cuda:77"), 2, "cuda:77"),
         (("-", "--ratio", "2"), 2, "ratio"),
+        (("-", "--policy", "explicit"), 2, "positions of one prompt"),
         ((), 2, "file"),
     ],
 )
@@ -518,6 +520,35 @@ def test_interrupted_it_keeps_what_was_done(world: World, devices: tuple[str, ..
     assert (told["kept"], told["answered"]) == (done.count("\n"), len(short))
     assert target.read_text().startswith(done)
     assert world("store", "verify").exit_code == 0
+
+
+def test_terminated_it_takes_its_workers_along(world: World) -> None:
+    Path("in.jsonl").write_text(lines_of(*[{"question": QUESTION, "max_tokens": 1000}] * 20))
+    pipe = subprocess.PIPE
+    args = ("in.jsonl", "-q", "--devices", "cpu,cpu")
+    with start(world, *args, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        assert process.stderr.read() == ""  # closed by the last of them
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_devices_of_two_kinds_compute_in_one_type(world: World, monkeypatch) -> None:
+    seen: list[str] = []
+
+    def pool(places, start, say):
+        seen.append(start.args[0].dtype)
+        raise UsageError("that will do")
+
+    monkeypatch.setattr("engine.workers.WorkerPool", pool)
+    for places in ("cpu,cuda:0", "cpu,cpu"):
+        args = ("-", "--dtype", "auto", "--devices", places)
+        world.error("run", *args, code=2, input=lines_of({"question": QUESTION}))
+    assert seen[0] in ("fp32", "bf16")  # as the first device has it
+    assert seen[1] == "auto"
 
 
 def test_a_reader_that_leaves_ends_it_quietly(world: World) -> None:
