@@ -12,7 +12,7 @@ from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
 from engine.blueprint import Blueprint
 from engine.compare import FORCED_TOKENS, agreement, first_divergence, reference
-from engine.forward import Tables, forward
+from engine.forward import forward
 from engine.generate import Generated, generate
 from engine.kv_cache import KVCache
 from engine.model import DTYPES, Decoder
@@ -31,6 +31,7 @@ from engine.results import (
     SegmentRecord,
     Timing,
 )
+from engine.rope import Tables
 from engine.sources import KVStore, Source
 from engine.threads import set_threads
 from engine.timing import synchronize

@@ -13,12 +13,12 @@ import torch
 
 from cache_store.errors import UsageError
 from engine.attention import AttentionPlan
-from engine.forward import Tables
 from engine.kv_cache import KVCache
 from engine.loaders import LayerLoader, LoadedSegment
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.policies import Candidates, LayerKV, budget, make_policy, select
+from engine.rope import Tables
 from engine.sources import Source
 from engine.timing import Stopwatch
 
@@ -139,7 +139,7 @@ class _Blend:
 
     def _set_plan(self, plan: AttentionPlan) -> None:
         self.plan, self.positions = plan, plan.positions
-        self.rows = (self.tables[0][plan.positions], self.tables[1][plan.positions])
+        self.rows = self.tables[plan.positions]
 
     def _place(self, layer: int, loaded: list[LoadedSegment], *, exact_only: bool) -> None:
         """Puts stored K, rotated to where it now stands, and V into the KV cache."""

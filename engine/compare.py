@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.forward import Tables, forward
+from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.rope import Tables
 from engine.timing import synchronize
 
 FORCED_TOKENS = 16  # along full prefill's greedy answer, or to its end

@@ -91,6 +91,7 @@ class ModelConfig:
     qk_norm: bool
     fused: bool
     rope: RopeConfig
+    local_rope: RopeConfig | None  # of layers with a sliding window, where theirs is another
     rope_layers: tuple[bool, ...]  # False: a layer without RoPE
     windows: tuple[int | None, ...]  # sliding window per layer, None: attends to everything
     eos_ids: tuple[int, ...]
@@ -185,6 +186,7 @@ def parse_config(
         qk_norm=family.qk_norm,
         fused=family.fused,
         rope=_rope(raw, family, name, head_dim, max_positions, where),
+        local_rope=None,
         rope_layers=_rope_layers(raw, name, layers, where),
         windows=_windows(raw, family, name, layers, where),
         eos_ids=_ids((generation or {}).get("eos_token_id"), raw.get("eos_token_id")),

@@ -6,8 +6,8 @@ import torch
 
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.rope import Tables
 
-Tables = tuple[torch.Tensor, torch.Tensor]
 Capture = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
@@ -33,7 +33,7 @@ def forward(
     wanted = tokens if last is None else min(last, tokens)
     plan = model.plan(list(range(start, end)))
     x = model.embed(torch.tensor(token_ids, device=model.device))
-    rows = (tables[0][start:end], tables[1][start:end])
+    rows = tables[start:end]
     for layer in range(model.config.layers):
         normed = model.norm_in(layer, x)
         k, v = model.keys_values(layer, normed)
@@ -44,7 +44,7 @@ def forward(
             if wanted == 0:
                 break
             x, normed, plan = x[-wanted:], normed[-wanted:], plan.last(wanted)
-            rows = (rows[0][-wanted:], rows[1][-wanted:])
+            rows = rows[-wanted:]
         q = model.rotated(layer, model.queries(layer, normed), rows)
         x = model.finish(layer, x, model.attend(layer, q, cache, plan))
     cache.length = end

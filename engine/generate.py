@@ -7,10 +7,11 @@ from typing import Literal, Protocol
 
 import torch
 
-from engine.forward import Tables, forward
+from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
 from engine.options import SamplingOptions
+from engine.rope import Tables
 
 FinishReason = Literal["stop", "length"]
 

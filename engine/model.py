@@ -15,11 +15,8 @@ from engine.config import ModelConfig, load_config
 from engine.kernels import kernels_for
 from engine.kernels.protocol import Run
 from engine.kv_cache import KVCache
-from engine.rope import Rope
+from engine.rope import Rope, Tables
 from engine.weights import Weights, load_weights
-
-Rows = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of some positions, float32 [T, dim]: rows of `Rope.tables`."""
 
 DTYPES: dict[DType, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -95,10 +92,11 @@ class Decoder:
     def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self.kernels.norm(x, weight, self.config.rms_norm_eps, x)
 
-    def rotated(self, layer: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def rotated(self, layer: int, x: torch.Tensor, rows: Tables) -> torch.Tensor:
         """Q or K [T, heads, head_dim] at the positions whose cos and sin rows are given, in
         place."""
-        return self.kernels.place(x, rows, x) if self.config.rope_layers[layer] else x
+        turned = rows.layer(layer)
+        return x if turned is None else self.kernels.place(x, turned, x)
 
     def store(
         self,
@@ -107,24 +105,23 @@ class Decoder:
         where: tuple[int, int] | torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        rows: Rows,
+        rows: Tables,
     ) -> None:
         """Puts K (before RoPE) and V [T, kv_heads, head_dim] into the cache, K rotated.
 
         where: positions [start, end), or int64 [T]; rows: cos and sin there.
         """
-        turned = rows if self.config.rope_layers[layer] else None
+        turned = rows.layer(layer)
         places = where if isinstance(where, torch.Tensor) else None
         span = (0, cache.capacity) if isinstance(where, torch.Tensor) else where
         k_out, v_out = cache.rows(layer, *span)
         self.kernels.place(k, turned, k_out, places)
         self.kernels.place(v, None, v_out, places)
 
-    def store_runs(self, layer: int, cache: KVCache, runs: Sequence[Run], tables: Rows) -> None:
+    def store_runs(self, layer: int, cache: KVCache, runs: Sequence[Run], tables: Tables) -> None:
         """Puts stored runs of K (before RoPE) and V into the cache, K rotated by its positions'
         rows of `Rope.tables`."""
-        turned = tables if self.config.rope_layers[layer] else None
-        self.kernels.place_runs(runs, turned, cache.k[layer], cache.v[layer])
+        self.kernels.place_runs(runs, tables.layer(layer), cache.k[layer], cache.v[layer])
 
     def plan(self, positions: list[int]) -> AttentionPlan:
         """Attention of tokens at these increasing positions, for every layer."""

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.forward import Capture, Tables
+from engine.forward import Capture
 from engine.kv_cache import KVCache
 from engine.model import Decoder
+from engine.rope import Tables
 
 
 @torch.inference_mode()
@@ -32,8 +33,9 @@ def forward_packed(
     start, last_layer = cache.length, model.config.layers - 1
     runs = {n: list(range(start, start + n)) for n in map(len, chunks)}
     plans = {n: model.plan(run) for n, run in runs.items()}
+    own = {n: tables[start : start + n] for n in runs}
     positions = torch.tensor([p for chunk in chunks for p in runs[len(chunk)]], device=model.device)
-    rows = (tables[0][positions], tables[1][positions])
+    rows = tables[positions]
     x = model.embed(torch.tensor([i for chunk in chunks for i in chunk], device=model.device))
     attention = x.new_empty((len(x), model.config.heads * model.config.head_dim))
     for layer in range(last_layer + 1):
@@ -46,8 +48,7 @@ def forward_packed(
         first = 0
         for n in map(len, chunks):
             part, end = slice(first, first + n), start + n
-            own = (tables[0][start:end], tables[1][start:end])
-            model.store(layer, cache, (start, end), k[part], v[part], own)
+            model.store(layer, cache, (start, end), k[part], v[part], own[n])
             attention[part] = model.attend(layer, q[part], cache, plans[n])
             first += n
         x = model.finish(layer, x, attention)

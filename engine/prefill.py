@@ -10,12 +10,13 @@ import torch
 from cache_store.errors import UsageError
 from cache_store.keys import KVSpec
 from engine.blend import blend
-from engine.forward import Tables, forward
+from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, make_loader
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.prompt import Prompt
+from engine.rope import Tables
 from engine.sources import KVStore, Source, find_sources
 from engine.timing import Stopwatch, synchronize
 

@@ -205,8 +205,7 @@ class _Bench:
     def _layer_seconds(self, tokens: int) -> float:
         model, c = self.model, self.config
         x, attention = self._random(tokens, c.hidden), self._random(tokens, c.heads * c.head_dim)
-        cos, sin = model.rope.tables(tokens)
-        rows = (cos[:tokens], sin[:tokens])
+        rows = model.rope.tables(tokens)[:tokens]
         cache = model.new_cache(tokens)
 
         def through(layers: int) -> None:
@@ -281,8 +280,7 @@ class _Bench:
     def placing(self, length: int) -> float:
         """Bytes of K and V a second, brought to the device and put in place."""
         model, c = self.model, self.config
-        tables = model.rope.tables(length)
-        rows = (tables[0][:length], tables[1][:length])
+        rows = model.rope.tables(length)[:length]
         k = self._random(length, c.kv_heads, c.head_dim).cpu()
         v = k.clone()
 

@@ -5,10 +5,34 @@ interpolation, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753) and Llama 3.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from engine.config import ModelConfig, RopeConfig
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of T positions, float32 [T, dim], as `rotate` takes them."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """cos and sin of some positions, for every layer.
+
+    kinds: rows for each kind of layer there is; most models have one. kind_of: a layer's kind,
+    None for one without RoPE. `tables[index]`, a slice or int64 [T], picks positions by row.
+    """
+
+    kinds: tuple[Rows, ...]
+    kind_of: tuple[int | None, ...]
+
+    def layer(self, layer: int) -> Rows | None:
+        """The rows a layer's keys and queries are rotated by; None: they are not."""
+        kind = self.kind_of[layer]
+        return None if kind is None else self.kinds[kind]
+
+    def __getitem__(self, index: slice | torch.Tensor) -> "Tables":
+        return Tables(tuple((cos[index], sin[index]) for cos, sin in self.kinds), self.kind_of)
 
 
 class Rope:
@@ -23,7 +47,12 @@ class Rope:
         self.max_positions = config.max_positions
         self.dim = int(config.head_dim * config.rope.partial)
         self.device = device
-        self._tables: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kinds = (config.rope, *([config.local_rope] if config.local_rope else []))
+        self._kind_of = tuple(
+            (None if not turned else 1 if config.local_rope and window else 0)
+            for turned, window in zip(config.rope_layers, config.windows, strict=True)
+        )
+        self._tables: dict[str, Tables] = {}
 
     def regime(self, length: int) -> str:
         """Names the set of frequencies a sequence of `length` tokens uses; "" if all the same."""
@@ -33,8 +62,8 @@ class Rope:
             return f"ntk-{length}"
         return ""
 
-    def tables(self, length: int, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for positions 0..max(length, reach)-1 in the regime of `length`.
+    def tables(self, length: int, reach: int | None = None) -> Tables:
+        """cos and sin for positions 0..max(length, reach)-1, or more, in the regime of `length`.
 
         Each is float32 [positions, dim], as `rotate` takes them: both halves hold the same angles,
         and sin's first half is negated. Scaled by the kind's attention factor. `reach` lets a
@@ -43,20 +72,21 @@ class Rope:
         regime = self.regime(length)
         rows = max(length, reach or 0)
         known = self._tables.get(regime)
-        if known is None or known[0].shape[0] < rows:
-            frequencies, scale = inverse_frequencies(
-                self.config, self.dim, self.max_positions, length
-            )
-            angles = torch.outer(torch.arange(rows, dtype=torch.float32), frequencies)
-            cos, sin = angles.cos() * scale, angles.sin() * scale
-            known = (
-                torch.cat([cos, cos], -1).to(self.device),
-                torch.cat([-sin, sin], -1).to(self.device),
+        if known is None or known.kinds[0][0].shape[0] < rows:
+            known = Tables(
+                tuple(self._table(kind, length, rows) for kind in self._kinds), self._kind_of
             )
             if regime.startswith("ntk-"):  # one per length: keep just the last
                 self._tables = {k: v for k, v in self._tables.items() if not k.startswith("ntk-")}
             self._tables[regime] = known
         return known
+
+    def _table(self, kind: RopeConfig, length: int, rows: int) -> Rows:
+        frequencies, scale = inverse_frequencies(kind, self.dim, self.max_positions, length)
+        angles = torch.outer(torch.arange(rows, dtype=torch.float32), frequencies)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return both[0].to(self.device), both[1].to(self.device)
 
 
 def rotate(

@@ -120,7 +120,7 @@ def test_reuse_keeps_stored_values_and_turns_stored_keys(world: World) -> None:
     world.ingest()
     prompt = world.prompt((2, 1, 0, 3))
     k, v = world.kv(world.prefill(prompt, ratio=0))
-    cos, sin = world.model.rope.tables(len(prompt.token_ids))
+    ((cos, sin),) = world.model.rope.tables(len(prompt.token_ids)).kinds
     for segment in (s for s in prompt.segments if s.kind == "chunk"):
         match = world.store.find(world.spec, segment.token_ids, prompt.before(segment))
         assert match is not None
@@ -182,12 +182,12 @@ def reference_blend(world: World, prompt, chosen: set[int], check: int) -> torch
                     vs.append(v[row])
                     if match.exact:
                         exact.add(segment.start + row)
-    cos, sin = model.rope.tables(n)
+    tables = model.rope.tables(n)
     x = {p: model.embed(torch.tensor([prompt.token_ids[p]])) for p in range(n) if p not in exact}
     for layer in range(4):
         keys, values = [], []
         for p in range(n):
-            row = (cos[p : p + 1], sin[p : p + 1])
+            row = tables[p : p + 1]
             fresh = p not in stored or (p not in exact and (layer <= check or p in chosen))
             if fresh:
                 k, v = model.keys_values(layer, model.norm_in(layer, x[p]))
@@ -199,7 +199,7 @@ def reference_blend(world: World, prompt, chosen: set[int], check: int) -> torch
         v_all = torch.stack(values).repeat_interleave(3, 1)
         live = [p for p in x if p not in stored or layer < check or p in chosen]
         for p in live:
-            row = (cos[p : p + 1], sin[p : p + 1])
+            row = tables[p : p + 1]
             q = model.rotated(layer, model.queries(layer, model.norm_in(layer, x[p])), row)[0]
             scores = torch.einsum("hd,nhd->hn", q, k_all[: p + 1]) / math.sqrt(8)
             mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), v_all[: p + 1])

@@ -76,7 +76,7 @@ def compare_with_oracle(
     length = len(CONTEXT) + len(chunk.token_ids)
     with torch.no_grad():
         cache = oracle(torch.tensor([[*CONTEXT, *chunk.token_ids]]), use_cache=True).past_key_values
-    rows = tuple(table[len(CONTEXT) : length] for table in model.rope.tables(length))
+    rows = model.rope.tables(length)[len(CONTEXT) : length]
     heads = (-1, model.config.kv_heads, model.config.head_dim)
     for layer, theirs in enumerate(cache.layers):
         k = model.rotated(layer, got[layer, 0].view(heads).clone(), rows)
