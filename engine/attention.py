@@ -11,6 +11,7 @@ import torch.nn.functional as F
 # block's first position (masked, so wasted) stay few. Measured on 2 AVX-512/AMX cores.
 BLOCK = 256
 KEPT_MASK_BYTES = 256 * 2**20
+_SCORES = 2**22  # of one KV head that `mass` has in memory at once
 
 
 @dataclass(frozen=True)
@@ -136,3 +137,50 @@ def attend(
         )
         out[block.start : block.end] = part[0].transpose(0, 1)
     return out
+
+
+def mass(
+    q: torch.Tensor, k: torch.Tensor, plan: AttentionPlan, window: int | None, counted: int
+) -> torch.Tensor:
+    """How much attention each key gets from the plan's last `counted` queries, in float32.
+
+    q: [T, heads, head_dim], rotated; k: [kv_heads, N, head_dim], rotated, row i at position i.
+    Returns [heads, N], 0 for keys that none of these queries sees. A KV head and a block of queries
+    at a time. Raises ValueError.
+    """
+    check_mass(q, k, plan, counted)
+    (_, heads, dim), (kv_heads, capacity, _) = q.shape, k.shape
+    out = torch.zeros(heads, capacity, dtype=torch.float32, device=q.device)
+    by_head = out.view(kv_heads, -1, capacity)
+    if not counted:
+        return out
+    bounds, positions = plan.bounds[-counted:], plan.positions[-counted:]
+    queries = (
+        q[-counted:].transpose(0, 1).unflatten(0, (kv_heads, -1))
+    )  # [kv_heads, shared, T, dim]
+    step = max(1, _SCORES // (queries.shape[1] * (bounds[-1] + 1)))
+    for start in range(0, counted, step):
+        here = slice(start, min(start + step, counted))
+        first = 0 if window is None else max(0, bounds[start] - window + 1)
+        last = bounds[here.stop - 1] + 1
+        keys, own = torch.arange(first, last, device=q.device), positions[here, None]
+        hidden = keys > own
+        if window is not None:
+            hidden |= keys <= own - window
+        for head in range(kv_heads):
+            rows = queries[head, :, here].to(torch.float32) * dim**-0.5
+            scores = rows @ k[head, first:last].to(torch.float32).t()  # [shared, step, keys]
+            weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
+            by_head[head, :, first:last] += weights.sum(1)
+    return out
+
+
+def check_mass(q: torch.Tensor, k: torch.Tensor, plan: AttentionPlan, counted: int) -> None:
+    """Raises ValueError for what makes no sense as arguments of `mass`."""
+    if not 0 <= counted <= len(plan) or len(q) != len(plan) or plan.bounds[-1] >= k.shape[1]:
+        raise ValueError(
+            f"the last {counted} of {len(q)} queries, {len(plan)} positions, the last "
+            f"{plan.bounds[-1]}, in a KV cache of {k.shape[1]}"
+        )
+    if q.shape[1] % k.shape[0] or q.shape[2] != k.shape[2]:
+        raise ValueError(f"queries {tuple(q.shape)} and keys {tuple(k.shape)} don't go together")

@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 
-/* native.py's INTERFACE: both are raised together when the arguments of a function change, so that a
-   library built before is not called with the new ones. */
-#define CB_INTERFACE 1
+/* native.py's INTERFACE: both are raised together when a function is added or its arguments change, so that
+   a library built before is not called with the new ones. */
+#define CB_INTERFACE 2
 
 #define CB_API __attribute__((visibility("default")))
 

@@ -1,4 +1,4 @@
-"""The inner loops in C (`attention.c`, `linear.c`, `rows.c`), for bfloat16 on a CPU.
+"""The inner loops in C (`attention.c`, `linear.c`, `mass.c`, `rows.c`), for bfloat16 on a CPU.
 
 The library is built when the project is installed, where a C compiler is there; it is found as a
 file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention import AttentionPlan
+from engine.attention import AttentionPlan, check_mass
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Run, Scratch
 from engine.weights import LayerWeights
@@ -34,10 +34,16 @@ _SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
     ),
+    "cb_mass": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _LONG, _POINTER, _INT),
+    ),
 }
-INTERFACE = 1  # native.h's CB_INTERFACE
+INTERFACE = 2  # native.h's CB_INTERFACE
 _ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
 _GROUP = 32  # keys the attention kernel works on at a time
+_BLOCK, _TILE = 128, 16  # keys and query rows `cb_mass` works on
+_ROWS = 96  # query rows a KV head that it has in memory, unless a single query has more
 _FEW = 16  # query rows a KV head, below which torch's attention is as fast
 _MANY = 1024  # rows from which on torch's products are faster
 _WIDE = 4096  # inner dimension up to which ours were measured
@@ -293,10 +299,7 @@ class NativeKernels:
             or k.stride()[1:] != (dim, 1)
         ):
             return self._plain.attend(q, k, v, plan, window, out)
-        size = kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1)
-        scratch = self._scratch
-        if len(scratch) < size:
-            scratch = self._scratch = torch.empty(size, dtype=torch.bfloat16)
+        scratch = self._room(kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1))
         narrow = window is not None and window < keys
         self._c.cb_attend(
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
@@ -305,3 +308,45 @@ class NativeKernels:
             *(scratch.data_ptr(), torch.get_num_threads()),
         )
         return out
+
+    def mass(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        counted: int,
+    ) -> torch.Tensor:
+        check_mass(q, k, plan, counted)
+        _, heads, dim = q.shape
+        kv_heads, capacity, _ = k.shape
+        if (
+            not self._tiles
+            or not counted
+            or dim % 32
+            or dim > 256
+            or not q.is_contiguous()
+            or k.stride()[1:] != (dim, 1)
+        ):
+            return self._plain.mass(q, k, plan, window, counted)
+        keys, shared = plan.bounds[-1] + 1, heads // kv_heads
+        steps = -(-counted * shared // _ROWS)
+        step = -(-counted // steps)
+        rows = -(-step * shared // _TILE) * _TILE
+        floats = rows * (dim // 2 + 1 + -(-keys // _BLOCK) * (_BLOCK + 2 * _TILE))
+        scratch = self._room(2 * floats)
+        out = torch.zeros(heads, capacity)
+        narrow = window is not None and window < keys
+        self._c.cb_mass(
+            *(q[-counted:].data_ptr(), k.data_ptr(), out.data_ptr()),
+            plan.positions[-counted:].data_ptr(),
+            *(counted, heads, kv_heads, dim, k.stride(0), capacity, window if narrow else 0),
+            *(dim**-0.5, step, scratch.data_ptr(), torch.get_num_threads()),
+        )
+        return out
+
+    def _room(self, size: int) -> torch.Tensor:
+        """Memory for so many elements, which the next call overwrites."""
+        if len(self._scratch) < size:
+            self._scratch = torch.empty(size, dtype=torch.bfloat16)
+        return self._scratch

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.attention import AttentionPlan, attend
+from engine.attention import AttentionPlan, attend, mass
 from engine.kernels.protocol import Run, Scratch
 from engine.rope import rotate
 from engine.weights import LayerWeights
@@ -87,3 +87,13 @@ class PlainKernels:
         out: torch.Tensor,
     ) -> torch.Tensor:
         return attend(q, k, v, plan, window, out)
+
+    def mass(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        counted: int,
+    ) -> torch.Tensor:
+        return mass(q, k, plan, window, counted)

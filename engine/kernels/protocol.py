@@ -85,3 +85,19 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """Causal attention of q [T, heads, head_dim] at the plan's positions over k and v
         [kv_heads, N, head_dim], row i at position i, into out [T, heads, head_dim]."""
+
+    def mass(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        counted: int,
+    ) -> torch.Tensor:
+        """How much attention each key gets from the plan's last `counted` queries.
+
+        q [T, heads, head_dim] and k [kv_heads, N, head_dim] as `attend` takes them. Returns float32
+        [heads, N]: the probabilities by which `attend` weighs the keys, summed over the queries,
+        so `counted` a head in all; 0 for keys that none of them sees. Raises ValueError for more
+        queries than there are.
+        """
