@@ -155,10 +155,9 @@ def mass(
     if not counted:
         return out
     bounds, positions = plan.bounds[-counted:], plan.positions[-counted:]
-    queries = (
-        q[-counted:].transpose(0, 1).unflatten(0, (kv_heads, -1))
-    )  # [kv_heads, shared, T, dim]
-    step = max(1, _SCORES // (queries.shape[1] * (bounds[-1] + 1)))
+    shared = heads // kv_heads
+    queries = q[-counted:].reshape(counted, kv_heads, shared, dim).permute(1, 2, 0, 3)
+    step = max(1, _SCORES // (shared * (bounds[-1] + 1)))
     for start in range(0, counted, step):
         here = slice(start, min(start + step, counted))
         first = 0 if window is None else max(0, bounds[start] - window + 1)
