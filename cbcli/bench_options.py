@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from engine.bench.load import Bandwidth
 
 
-def check_files(out: Output, csv: str | None, plot: Path | None = None) -> None:
-    """Refuses, before anything is measured, what could not be written afterwards."""
+def check_files(
+    out: Output, csv: str | None, plot: Path | None = None, formats: Sequence[str] | None = None
+) -> None:
+    """Refuses, before anything is measured, what could not be written afterwards.
+
+    formats: endings a picture's name may have, those of `bench_plot` unless given.
+    """
     if csv == "-" and out.json:
         raise UsageError("--json and --csv - both want standard output", "give --csv a file")
     for flag, path in (("--csv", None if csv in (None, "-") else Path(str(csv))), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no such folder", "make it first")
     if plot is not None:
-        from cbcli.bench_plot import check_plot
+        from cbcli.bench_plot import FORMATS, check_plot
 
-        check_plot(plot)
+        check_plot(plot, formats or FORMATS)
 
 
 def check_peers(names: Sequence[str], gguf: Path | None) -> None:
@@ -55,12 +60,14 @@ def listed(flag: str, text: str) -> tuple[str, ...]:
     return items
 
 
-def wholes(flag: str, text: str) -> tuple[int, ...]:
-    """Numbers of tokens, the smallest first."""
+def wholes(
+    flag: str, text: str, what: str = "number of tokens", example: str = "1024,4096"
+) -> tuple[int, ...]:
+    """Whole numbers, of tokens unless `what` says otherwise, the smallest first."""
     items = listed(flag, text)
     for item in items:
         if not (item.isascii() and item.isdecimal() and len(item) < 10):
-            raise UsageError(f"{flag}: {item!r} is no number of tokens", "such as 1024,4096")
+            raise UsageError(f"{flag}: {item!r} is no {what}", f"such as {example}")
     return tuple(sorted({int(item) for item in items}))
 
 

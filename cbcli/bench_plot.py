@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 FORMATS = (".svg", ".png")
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Path, formats: Sequence[str] = FORMATS) -> None:
     """Raises UsageError for another kind of file, and where matplotlib is not installed."""
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--plot {path}: not a .svg or .png file", "name it so: ttft.svg")
+    if path.suffix.lower() not in formats:
+        raise UsageError(
+            f"--plot {path}: not a {' or '.join(formats)} file", f"name it so: picture{formats[0]}"
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib", "pip install 'cacheblend[plot]'")
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def show(out: Output, report: Report, csv: str | None) -> None:
     """Prints a report in the form asked for, and writes its rows to the file `csv` (- prints
     them instead of the table)."""
-    if csv not in (None, "-"):
-        Path(str(csv)).write_text(csv_text(report.rows), "utf-8")
-        out.note(f"wrote {csv}")
+    write_csv(out, report.rows, csv)
     if out.json:
         out.data(report.to_json())
     elif csv == "-":
@@ -37,6 +35,13 @@ def show(out: Output, report: Report, csv: str | None) -> None:
         out.table(headers, rows, right=headers[_WORDS[report.bench] :])
         for line in closing(report):
             out.line(line)
+
+
+def write_csv(out: Output, rows: Sequence[Any], csv: str | None) -> None:
+    """Writes rows to the file `csv`, where one is named."""
+    if csv not in (None, "-"):
+        Path(str(csv)).write_text(csv_text(rows), "utf-8")
+        out.note(f"wrote {csv}")
 
 
 def csv_text(rows: Sequence[Any]) -> str:

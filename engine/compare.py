@@ -19,8 +19,8 @@ FORCED_TOKENS = 16  # along full prefill's greedy answer, or to its end
 class Reference:
     """Full prefill of one prompt and its greedy continuation.
 
-    tokens: the K = 1..16 greedy ones; logits: float32 [K, vocab], what each was chosen from. cache
-    is filled up to the prompt's end.
+    tokens: the K greedy ones, at most as many as were asked for; logits: float32 [K, vocab], what
+    each was chosen from. cache is filled up to the prompt's end.
     """
 
     ttft_s: float
@@ -32,11 +32,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """KL(full || other) in nats, at the first token and on average; share of equal top tokens."""
+    """KL(full || other) in nats, at the first token and on average; share of equal top tokens;
+    index of the first token that differs, where the other's own greedy answer leaves the
+    reference's (None: it doesn't within these tokens)."""
 
     kl_first: float
     kl_mean: float
     top1: float
+    differs_at: int | None
 
 
 def reference(
@@ -44,25 +47,26 @@ def reference(
     token_ids: Sequence[int],
     end_ids: Collection[int],
     capacity: int | None = None,
+    tokens: int = FORCED_TOKENS,
 ) -> Reference:
-    """Prefills the whole prompt, timed, and decodes greedily up to 16 tokens.
+    """Prefills the whole prompt, timed, and decodes greedily up to `tokens` tokens.
 
-    capacity: of its KV cache (default: prompt and 16 tokens); a smaller one gives fewer tokens.
+    capacity: of its KV cache (default: prompt and tokens); a smaller one gives fewer tokens.
     """
-    capacity = len(token_ids) + FORCED_TOKENS if capacity is None else capacity
-    count = min(FORCED_TOKENS, capacity - len(token_ids) + 1)
+    capacity = len(token_ids) + tokens if capacity is None else capacity
+    count = min(tokens, capacity - len(token_ids) + 1)
     began = time.perf_counter()
     cache = model.new_cache(capacity)
     tables = model.rope.tables(len(token_ids), capacity)
     logits = forward(model, cache, token_ids, tables)
     synchronize(model.device)
     ttft = time.perf_counter() - began
-    tokens = [int(logits.argmax())]
-    while len(tokens) < count and tokens[-1] not in end_ids:
-        tokens.append(int(forward(model, cache, tokens[-1:], tables).argmax()))
+    greedy = [int(logits.argmax())]
+    while len(greedy) < count and greedy[-1] not in end_ids:
+        greedy.append(int(forward(model, cache, greedy[-1:], tables).argmax()))
     cache.length = len(token_ids)
-    logits = _forced(model, cache, tables, logits, tokens)
-    return Reference(ttft, logits, tuple(tokens), cache, tables)
+    logits = _forced(model, cache, tables, logits, greedy)
+    return Reference(ttft, logits, tuple(greedy), cache, tables)
 
 
 def _forced(
@@ -89,8 +93,9 @@ def agreement(
     """
     logits = _forced(model, cache, tables, logits, full.tokens)
     kl = divergence(full.logits, logits)
-    same = (full.logits.argmax(-1) == logits.argmax(-1)).float().mean()
-    return Agreement(float(kl[0]), float(kl.mean()), float(same))
+    top = full.logits.argmax(-1).tolist(), logits.argmax(-1).tolist()
+    same = [a == b for a, b in zip(*top, strict=True)]
+    return Agreement(float(kl[0]), float(kl.mean()), sum(same) / len(same), first_divergence(*top))
 
 
 def divergence(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

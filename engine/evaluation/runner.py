@@ -1,0 +1,182 @@
+"""One question after the other, each in every arm."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cache_store.errors import UsageError
+from cache_store.keys import chunk_id
+from engine.api import Engine
+from engine.bench.layout import temporary_store
+from engine.blueprint import Blueprint
+from engine.compare import FORCED_TOKENS, Agreement, Reference, agreement, reference
+from engine.evaluation.arms import Arm
+from engine.evaluation.metrics import Metric, score
+from engine.evaluation.questions import Question
+from engine.generate import generate
+from engine.options import BlendOptions, SamplingOptions
+from engine.prefill import Prefilled
+from engine.prompt import Prompt, PromptChunk, lay_out
+
+OnStep = Callable[[str], None]
+STEPS = 2  # of a question besides its arms: its full prefill, and storing its chunks
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One question in one arm, against the full prefill of the same token ids.
+
+    kl, kl_first, top1, differs_at: as `engine.compare.Agreement` has them. answer, score: None
+    where no answer was made, or there is none to score it by. recomputed, cached: tokens.
+    """
+
+    ttft_s: float
+    kl: float
+    kl_first: float
+    top1: float
+    differs_at: int | None
+    recomputed: int
+    cached: int
+    answer: str | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class QuestionResult:
+    """One question. number: its place, from 0; tokens: those of the prompt; forced: answer tokens
+    compared; full_ttft_s: of a full prefill, warmed up; arms: in the order they were given."""
+
+    number: int
+    name: str
+    tokens: int
+    forced: int
+    full_ttft_s: float
+    arms: tuple[ArmResult, ...]
+
+
+def evaluate(
+    engine: Engine,
+    questions: Sequence[Question],
+    arms: Sequence[Arm],
+    *,
+    tokens: int = FORCED_TOKENS,
+    metric: Metric | None = None,
+    max_tokens: int = 32,
+    first: int = 0,
+    on_step: OnStep = lambda text: None,
+) -> Iterator[QuestionResult]:
+    """Results one by one, from the question numbered `first` on.
+
+    A question's full prefill is computed once, its chunks are computed alone behind the prefix into
+    a store of its own in the system's temporary folder, and every arm answers from there, in turn.
+    The same call gives the same results but for the times.
+
+    tokens: of full prefill's greedy answer, along which an arm is compared. metric: also lets every
+    arm answer, up to max_tokens, and scores that where the question has answers. on_step is told
+    what has been done, len(arms) + STEPS times a question. Raises UsageError as `check` does,
+    CacheblendError for a full disk.
+    """
+    for number, question in enumerate(questions):
+        if number >= first:
+            runner = _Runner(engine, arms, tokens, metric, max_tokens, on_step)
+            yield runner(number, question)
+
+
+def check(blueprint: Blueprint, questions: Sequence[Question], arms: Sequence[Arm]) -> None:
+    """Raises UsageError for an arm the model cannot honour, and for a question whose prompt its
+    context has no room for: before the weights are read."""
+    for arm in arms:
+        arm.options.check_model(blueprint.config.layers)
+    for question in questions:
+        length, context = len(prompt_of(blueprint, question).token_ids), blueprint.config.context
+        if length >= context:
+            raise UsageError(
+                f"{question.name} makes a prompt of {length} tokens, which leaves no room in the "
+                f"context of {context} that {blueprint.name} has",
+                "use fewer passages (--passages), or leave the question out",
+            )
+
+
+def prompt_of(blueprint: Blueprint, question: Question) -> Prompt:
+    """The question's passages, each encoded alone, in the model's own template."""
+    encode, template = blueprint.tokenizer.encode, blueprint.template
+    chunks = [
+        PromptChunk(tuple(encode(p.text)), chunk_id(p.text), p.source) for p in question.passages
+    ]
+    return lay_out(template.prefix, chunks, template.separator, template.suffix(question.text))
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """What `evaluate` was given, for one question."""
+
+    engine: Engine
+    arms: Sequence[Arm]
+    tokens: int
+    metric: Metric | None
+    max_tokens: int
+    on_step: OnStep
+
+    def __call__(self, number: int, question: Question) -> QuestionResult:
+        blueprint, model = self.engine.blueprint, self.engine.model
+        prompt = prompt_of(blueprint, question)
+        ids = prompt.token_ids
+        room = self.tokens if self.metric is None else max(self.tokens, self.max_tokens)
+        capacity = min(len(ids) + room, model.config.context)
+        # It warms up the weights too: its own time does not count.
+        full = reference(model, ids, self.engine.end_ids, capacity, self.tokens)
+        self.on_step(f"{question.name}: full prefill")
+        with temporary_store(blueprint, len(ids)) as store:
+            over = Engine(model, blueprint, store=store)
+            over.precompute(
+                PromptChunk(s.token_ids, s.chunk_id) for s in prompt.segments if s.kind == "chunk"
+            )
+            over.prefill(prompt, BlendOptions.of(mode="reuse"), room=room)  # files into memory
+            self.on_step(f"{question.name}: stored")
+            results: dict[Arm, ArmResult] = {}
+            for arm in self._in_turn(number):
+                run = over.prefill(prompt, arm.options, room=room)
+                results[arm] = self._compared(question, run, full)
+                self.on_step(f"{question.name}: {arm.options.mode}")
+        times = [results[arm].ttft_s for arm in self.arms if arm.mode == "full"]
+        return QuestionResult(
+            number,
+            question.name,
+            len(ids),
+            len(full.tokens),
+            times[0] if times else full.ttft_s,
+            tuple(results[arm] for arm in self.arms),
+        )
+
+    def _in_turn(self, number: int) -> list[Arm]:
+        """Another arm begins with every question, so that none is always the first."""
+        start = number % len(self.arms) if self.arms else 0
+        return [*self.arms[start:], *self.arms[:start]]
+
+    def _compared(self, question: Question, run: Prefilled, full: Reference) -> ArmResult:
+        same = agreement(self.engine.model, run.cache, run.tables, run.logits, full)
+        answer = points = None
+        if self.metric is not None:
+            answer = self._answer(run, same, full)
+            points = score(self.metric, answer, question.answers) if question.answers else None
+        return ArmResult(
+            run.ttft_s,
+            same.kl_mean,
+            same.kl_first,
+            same.top1,
+            same.differs_at,
+            len(run.selected),
+            run.cached_tokens,
+            answer,
+            points,
+        )
+
+    def _answer(self, run: Prefilled, same: Agreement, full: Reference) -> str:
+        """The greedy answer. It is full prefill's where all of that was forced, and agreed on."""
+        end_ids, stream = self.engine.end_ids, self.engine.tokenizer.stream()
+        if same.differs_at is None and full.tokens[-1] in end_ids:
+            ids = full.tokens[: min(len(full.tokens) - 1, self.max_tokens)]
+            return "".join([*(stream.push(token) for token in ids), stream.finish()])
+        sampling = SamplingOptions(max_tokens=self.max_tokens)
+        return generate(
+            self.engine.model, run.cache, run.tables, run.logits, sampling, stream, end_ids
+        ).text
