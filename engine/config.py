@@ -9,13 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.keys import DType
-
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+from engine.rope_config import ROPE_TYPES, RopeConfig, read_ropes
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class Family:
     sliding_window: int | None = None  # what an absent key means
     window_flag: bool = False  # the window counts only with `use_sliding_window`
     partial_rotary: bool = False
+    gemma: bool = False  # norms by 1 + weight, four a layer; local and global RoPE
 
 
 FAMILIES: dict[str, Family] = {
@@ -45,28 +44,16 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=None, o_bias=None, rope_theta=2_000_000.0, tied=True, window_flag=True
     ),
     "Phi3ForCausalLM": Family(rms_norm_eps=1e-5, fused=True, partial_rotary=True),
+    "Gemma3ForCausalLM": Family(
+        rope_theta=1_000_000.0,
+        tied=True,
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm=True,
+        sliding_window=4096,
+        gemma=True,
+    ),
 }
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """RoPE parameters; `short_factor` and `long_factor` are longrope's, per frequency."""
-
-    type: RopeType
-    theta: float
-    partial: float = 1.0
-    factor: float = 1.0
-    original_max_positions: int = 0
-    attention_factor: float | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,15 +78,22 @@ class ModelConfig:
     qk_norm: bool
     fused: bool
     rope: RopeConfig
-    local_rope: RopeConfig | None  # of layers with a sliding window, where theirs is another
     rope_layers: tuple[bool, ...]  # False: a layer without RoPE
     windows: tuple[int | None, ...]  # sliding window per layer, None: attends to everything
     eos_ids: tuple[int, ...]
     dtype: DType  # the checkpoint's own
+    # Fields with a default came later: see `engine.fingerprint`.
+    local_rope: RopeConfig | None = None  # of layers with a sliding window, where theirs is another
+    attention_scale: float | None = None  # of scores, where it isn't head_dim**-0.5
+    embed_scale: float = 1.0
+    centred_norms: bool = False  # a norm's weight is stored less 1
+    four_norms: bool = False  # attention's and the MLP's output are normed too
 
     @property
     def context(self) -> int:
         """Longest prompt plus answer, in tokens, the declared RoPE was made for."""
+        if self.local_rope is not None:  # Gemma's max_positions has the factor in it
+            return self.max_positions
         if self.rope.type in ("linear", "dynamic"):
             return int(self.max_positions * self.rope.factor)
         if self.rope.type == "yarn":
@@ -154,18 +148,30 @@ def parse_config(
         )
     read = _Reader(raw, where)
     layers, heads = read.size("num_hidden_layers"), read.size("num_attention_heads")
-    kv_heads = read.size("num_key_value_heads", heads)
+    kv_heads = read.size("num_key_value_heads", 4 if family.gemma else heads)
     hidden = read.size("hidden_size")
-    if raw.get("head_dim") is None and hidden % heads:
+    if raw.get("head_dim") is None and hidden % heads and not family.gemma:
         raise UsageError(f"{where}: hidden_size {hidden} is not a multiple of {heads} heads")
-    head_dim = read.size("head_dim", hidden // heads)
+    head_dim = read.size("head_dim", 256 if family.gemma else hidden // heads)
     if heads % kv_heads:
         raise UsageError(f"{where}: {heads} query heads do not divide by {kv_heads} KV heads")
     activation = str(raw.get("hidden_act", "silu"))
+    if family.gemma:
+        activation = str(raw.get("hidden_activation") or "gelu_pytorch_tanh")
     if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UsageError(f"{where}: activation {activation!r} is not supported", "supported: silu")
     bias = bool(raw.get("attention_bias", False))
     max_positions = read.size("max_position_embeddings")
+    rope, local_rope = read_ropes(
+        raw,
+        where,
+        name,
+        theta=family.rope_theta,
+        partial=family.partial_rotary,
+        local=family.gemma,
+        head_dim=head_dim,
+        max_positions=max_positions,
+    )
     return ModelConfig(
         architecture=name,
         vocab=read.size("vocab_size"),
@@ -185,12 +191,13 @@ def parse_config(
         and name in ("LlamaForCausalLM", "SmolLM3ForCausalLM"),
         qk_norm=family.qk_norm,
         fused=family.fused,
-        rope=_rope(raw, family, name, head_dim, max_positions, where),
-        local_rope=None,
+        rope=rope,
         rope_layers=_rope_layers(raw, name, layers, where),
         windows=_windows(raw, family, name, layers, where),
         eos_ids=_ids((generation or {}).get("eos_token_id"), raw.get("eos_token_id")),
         dtype=_dtype(raw, where),
+        local_rope=local_rope,
+        **(_gemma(raw, read, hidden, head_dim) if family.gemma else {}),
     )
 
 
@@ -207,71 +214,18 @@ class _Reader:
         return value
 
 
-def _rope(
-    raw: Mapping[str, Any], family: Family, name: str, head_dim: int, max_positions: int, where: str
-) -> RopeConfig:
-    """Newer configs hold everything in `rope_parameters`, older ones in `rope_scaling`."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(given, dict) or any(isinstance(v, dict) for v in given.values()):
-        raise UsageError(f"{where}: RoPE parameters per kind of layer are not supported")
-    kind = given.get("rope_type", given.get("type", "default"))
-    if name == "Phi3ForCausalLM" and kind in ("su", "yarn"):
-        kind = "longrope"  # what Phi-3's early configs called it
-    if kind not in ROPE_TYPES:
-        raise UsageError(
-            f"{where}: RoPE type {kind!r} is not supported", "supported: " + ", ".join(ROPE_TYPES)
-        )
-    theta = given.get("rope_theta", raw.get("rope_theta"))
-    theta = family.rope_theta if theta is None else theta
-    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    partial = 1.0 if partial is None else float(partial)
-    if not 0 < partial <= 1:
-        raise UsageError(f"{where}: partial_rotary_factor {partial} is not between 0 and 1")
-    if partial != 1.0 and not family.partial_rotary:
-        raise UsageError(f"{where}: partial_rotary_factor is not supported for {name}")
-    original = raw.get("original_max_position_embeddings") if kind != "dynamic" else None
-    original = original or given.get("original_max_position_embeddings") or max_positions
-    factor = given.get("factor")
-    if factor is None:
-        if kind in ("linear", "dynamic", "llama3"):
-            raise UsageError(f"{where}: RoPE type {kind} without a factor")
-        factor = max_positions / original
-    rotary = int(head_dim * partial)
-    if rotary % 2:
-        raise UsageError(f"{where}: an odd number of rotated dimensions ({rotary})")
-    short, long = given.get("short_factor") or (), given.get("long_factor") or ()
-    if kind == "longrope" and not len(short) == len(long) == rotary // 2:
-        raise UsageError(f"{where}: longrope needs {rotary // 2} short and long factors")
-    numbers = {
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
+def _gemma(raw: Mapping[str, Any], read: _Reader, hidden: int, head_dim: int) -> dict[str, Any]:
+    """What a Gemma 3 model has that others don't. Raises UsageError for what isn't done here."""
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if raw.get(key):
+            raise UsageError(f"{read.where}: {key} is not supported")
+    scalar = read.size("query_pre_attn_scalar", 256)
+    return {
+        "attention_scale": None if scalar == head_dim else scalar**-0.5,
+        "embed_scale": math.sqrt(hidden),
+        "centred_norms": True,
+        "four_norms": True,
     }
-    try:
-        config = RopeConfig(
-            type=kind,
-            theta=float(theta),
-            partial=partial,
-            factor=float(factor),
-            original_max_positions=int(original),
-            attention_factor=_maybe_float(given.get("attention_factor")),
-            mscale=_maybe_float(given.get("mscale")),
-            mscale_all_dim=_maybe_float(given.get("mscale_all_dim")),
-            truncate=bool(given.get("truncate", True)),
-            short_factor=tuple(float(f) for f in short),
-            long_factor=tuple(float(f) for f in long),
-            **{key: float(given.get(key) or default) for key, default in numbers.items()},
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{where}: a RoPE parameter is not a number ({error})") from error
-    if not (math.isfinite(config.theta) and config.theta > 0 and config.factor > 0):
-        raise UsageError(f"{where}: RoPE theta and factor must be positive")
-    return config
-
-
-def _maybe_float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _rope_layers(raw: Mapping[str, Any], name: str, layers: int, where: str) -> tuple[bool, ...]:
@@ -292,13 +246,18 @@ def _windows(
     window = raw.get("sliding_window", family.sliding_window)
     if family.window_flag and not raw.get("use_sliding_window", False):
         window = None
-    if window is None:
+    if window is None and not family.gemma:
         return (None,) * layers
     if not isinstance(window, int) or window < 1:
         raise UsageError(f"{where}: sliding_window must be a positive whole number")
     if name in ("MistralForCausalLM", "Phi3ForCausalLM"):
         return (window,) * layers
     kinds = raw.get("layer_types")
+    if kinds is None and family.gemma:
+        every = raw.get("sliding_window_pattern", 6)
+        if not isinstance(every, int) or every < 1:
+            raise UsageError(f"{where}: sliding_window_pattern must be a positive whole number")
+        return tuple(window if (layer + 1) % every else None for layer in range(layers))
     if kinds is None and name == "SmolLM3ForCausalLM":
         has_rope = _rope_layers(raw, name, layers, where)
         return tuple(None if rope else window for rope in has_rope)

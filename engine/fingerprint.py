@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from blake3 import blake3
@@ -20,12 +20,24 @@ def model_fingerprint(model_dir: Path, config: ModelConfig, memo: Path | None = 
     """
     files = weight_files(model_dir)
     digest = blake3()
-    # What ends an answer and the declared type do not change what is computed.
-    facts = {k: v for k, v in asdict(config).items() if k not in ("eos_ids", "dtype")}
-    digest.update(json.dumps(facts, sort_keys=True).encode())
+    digest.update(json.dumps(computed_facts(config), sort_keys=True).encode())
     for file_digest in _file_digests(files, memo):
         digest.update(bytes.fromhex(file_digest))
     return digest.hexdigest()
+
+
+def computed_facts(config: ModelConfig) -> dict[str, object]:
+    """What of a configuration changes what is computed.
+
+    Not what ends an answer, nor the declared type. A field that was added later, with a default,
+    counts only where it is another: so the models there were keep their fingerprints.
+    """
+    plain = {field.name: field.default for field in fields(config)}
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in ("eos_ids", "dtype") and value != plain[name]
+    }
 
 
 def _file_digests(files: Iterable[Path], memo: Path | None) -> list[str]:

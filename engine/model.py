@@ -39,6 +39,8 @@ class Decoder:
         self.dtype = weights.embed.dtype
         self.rope = Rope(config, self.device)
         self.kernels = kernels_for(self.device, self.dtype)
+        # Rounded to the working type first, as the models' own code does.
+        self._embed_scale = float(torch.tensor(config.embed_scale, dtype=self.dtype))
         self._spare: torch.Tensor | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -68,7 +70,8 @@ class Decoder:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden]."""
-        return F.embedding(token_ids, self.weights.embed)
+        x = F.embedding(token_ids, self.weights.embed)
+        return x if self._embed_scale == 1 else x.mul_(self._embed_scale)
 
     def norm_in(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """The input of a layer's attention projections; the next norm overwrites it."""
@@ -141,12 +144,17 @@ class Decoder:
         place, and returns it."""
         w, eps = self.weights.layers[layer], self.config.rms_norm_eps
         projected = self._linear("o", attention, w.o, w.o_bias)
+        if w.o_norm is not None:
+            projected = self.kernels.norm(projected, w.o_norm, eps, projected)
         normed = self.kernels.add_norm(x, projected, w.post_norm, eps, self._kept("norm", x.shape))
         shape = (len(x), self.config.intermediate)
         gate = self.kernels.gated(
             normed, w, self.config.activation, lambda slot: self._kept(slot, shape)
         )
-        return x.add_(self._linear("o", gate, w.down, w.down_bias))
+        down = self._linear("o", gate, w.down, w.down_bias)
+        return x.add_(
+            down if w.down_norm is None else self.kernels.norm(down, w.down_norm, eps, down)
+        )
 
     def _linear(
         self, slot: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

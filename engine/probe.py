@@ -152,13 +152,18 @@ class _Bench:
         layers = tuple(self._layer() for _ in range(count))
         head = self._random(config.vocab, config.hidden)
         self.model = Decoder(
-            first_layers(config, count), Weights(head, layers, self._random(config.hidden), head)
+            first_layers(config, count), Weights(head, layers, self._norm(config.hidden), head)
         )
 
     def _random(self, *shape: int) -> torch.Tensor:
         """Numbers of a model's size; the same ones again and again, for drawing takes its time."""
         size = math.prod(shape)
         return self._noise.repeat(-(-size // len(self._noise)))[:size].view(shape)
+
+    def _norm(self, size: int) -> torch.Tensor:
+        """A norm's weight, of the type it has in a model."""
+        weight = self._random(size)
+        return weight.float() if self.config.centred_norms else weight
 
     def _layer(self) -> LayerWeights:
         c = self.config
@@ -168,24 +173,26 @@ class _Bench:
             return self._random(size) if present else None
 
         return LayerWeights(
-            input_norm=self._random(c.hidden),
+            input_norm=self._norm(c.hidden),
             q=self._random(q_rows, c.hidden),
             k=self._random(kv_rows, c.hidden),
             v=self._random(kv_rows, c.hidden),
             q_bias=some(q_rows, c.qkv_bias),
             k_bias=some(kv_rows, c.qkv_bias),
             v_bias=some(kv_rows, c.qkv_bias),
-            q_norm=some(c.head_dim, c.qk_norm),
-            k_norm=some(c.head_dim, c.qk_norm),
+            q_norm=self._norm(c.head_dim) if c.qk_norm else None,
+            k_norm=self._norm(c.head_dim) if c.qk_norm else None,
             o=self._random(c.hidden, q_rows),
             o_bias=some(c.hidden, c.o_bias),
-            post_norm=self._random(c.hidden),
+            post_norm=self._norm(c.hidden),
             gate=self._random(c.intermediate, c.hidden),
             up=self._random(c.intermediate, c.hidden),
             down=self._random(c.hidden, c.intermediate),
             gate_bias=some(c.intermediate, c.mlp_bias),
             up_bias=some(c.intermediate, c.mlp_bias),
             down_bias=some(c.hidden, c.mlp_bias),
+            o_norm=self._norm(c.hidden) if c.four_norms else None,
+            down_norm=self._norm(c.hidden) if c.four_norms else None,
         )
 
     def linear(self) -> tuple[Rate, ...]:

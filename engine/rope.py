@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import ModelConfig, RopeConfig
+from engine.config import ModelConfig
+from engine.rope_config import RopeConfig
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of T positions, float32 [T, dim], as `rotate` takes them."""

@@ -1,6 +1,7 @@
 """Safetensors checkpoints, mapped: a weight is read from disk when it is first used."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from engine.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. Matrices are [out, in]; a bias or norm that a model lacks is None."""
+    """One decoder layer. Matrices are [out, in]; a bias or norm that a model lacks is None.
+
+    Norms are what the normed values are multiplied by; float32 where a checkpoint stores them less
+    1, whose sum the models' own code doesn't round either.
+    """
 
     input_norm: torch.Tensor
     q: torch.Tensor
@@ -34,6 +39,8 @@ class LayerWeights:
     gate_bias: torch.Tensor | None
     up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
+    o_norm: torch.Tensor | None = None  # of attention's output, after its projection
+    down_norm: torch.Tensor | None = None  # of the MLP's output
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,15 @@ def load_weights(
     c = config
     embed = reader.take("model.embed_tokens.weight", (c.vocab, c.hidden))
     layers = tuple(_layer(reader, c, f"model.layers.{index}.") for index in range(c.layers))
-    norm = reader.take("model.norm.weight", (c.hidden,))
+    norm = _norm(reader, c, "model.norm", c.hidden)
     tied = c.tied or "lm_head.weight" not in reader.files
     head = embed if tied else reader.take("lm_head.weight", (c.vocab, c.hidden))
     return Weights(embed, layers, norm, head)
+
+
+def _norm(reader: "_Checkpoint", c: ModelConfig, name: str, size: int) -> torch.Tensor:
+    weight = reader.take(name + ".weight", (size,))
+    return weight.float() + 1 if c.centred_norms else weight
 
 
 def _layer(reader: "_Checkpoint", c: ModelConfig, at: str) -> LayerWeights:
@@ -92,6 +104,13 @@ def _layer(reader: "_Checkpoint", c: ModelConfig, at: str) -> LayerWeights:
     def bias(name: str, rows: int, present: bool) -> torch.Tensor | None:
         return reader.take(name + ".bias", (rows,)) if present else None
 
+    # Where there are four norms, what is usually the name of the MLP's is attention's second one.
+    after_attention, after_mlp = "post_attention_layernorm", "post_feedforward_layernorm"
+    before_mlp = "pre_feedforward_layernorm" if c.four_norms else after_attention
+    q_norm = _norm(reader, c, attn + "q_norm", c.head_dim) if c.qk_norm else None
+    if c.attention_scale is not None and q_norm is not None:
+        # Attention's own factor is head_dim**-0.5; the rest of it goes with the queries.
+        q_norm = q_norm * (c.attention_scale * math.sqrt(c.head_dim))
     if c.fused:
         qkv = reader.take(attn + "qkv_proj.weight", (q_rows + 2 * kv_rows, c.hidden))
         q, k, v = torch.split(qkv, [q_rows, kv_rows, kv_rows])
@@ -104,24 +123,26 @@ def _layer(reader: "_Checkpoint", c: ModelConfig, at: str) -> LayerWeights:
         gate = reader.take(mlp + "gate_proj.weight", (c.intermediate, c.hidden))
         up = reader.take(mlp + "up_proj.weight", (c.intermediate, c.hidden))
     return LayerWeights(
-        input_norm=reader.take(at + "input_layernorm.weight", (c.hidden,)),
+        input_norm=_norm(reader, c, at + "input_layernorm", c.hidden),
         q=q,
         k=k,
         v=v,
         q_bias=bias(attn + "q_proj", q_rows, c.qkv_bias),
         k_bias=bias(attn + "k_proj", kv_rows, c.qkv_bias),
         v_bias=bias(attn + "v_proj", kv_rows, c.qkv_bias),
-        q_norm=reader.take(attn + "q_norm.weight", (c.head_dim,)) if c.qk_norm else None,
-        k_norm=reader.take(attn + "k_norm.weight", (c.head_dim,)) if c.qk_norm else None,
+        q_norm=q_norm,
+        k_norm=_norm(reader, c, attn + "k_norm", c.head_dim) if c.qk_norm else None,
         o=reader.take(attn + "o_proj.weight", (c.hidden, q_rows)),
         o_bias=bias(attn + "o_proj", c.hidden, c.o_bias),
-        post_norm=reader.take(at + "post_attention_layernorm.weight", (c.hidden,)),
+        post_norm=_norm(reader, c, at + before_mlp, c.hidden),
         gate=gate,
         up=up,
         down=reader.take(mlp + "down_proj.weight", (c.hidden, c.intermediate)),
         gate_bias=bias(mlp + "gate_proj", c.intermediate, c.mlp_bias),
         up_bias=bias(mlp + "up_proj", c.intermediate, c.mlp_bias),
         down_bias=bias(mlp + "down_proj", c.hidden, c.mlp_bias),
+        o_norm=_norm(reader, c, at + after_attention, c.hidden) if c.four_norms else None,
+        down_norm=_norm(reader, c, at + after_mlp, c.hidden) if c.four_norms else None,
     )
 
 

@@ -79,6 +79,8 @@ class CudaKernels(PlainKernels):
         self._tried: set[tuple[int, int, int]] = set()
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+        if weight.dtype != x.dtype:  # torch's kernel takes one type
+            return super().norm(x, weight, eps, out)
         return F.rms_norm(x, list(weight.shape), weight, eps)
 
     def attend(

@@ -141,7 +141,8 @@ class NativeKernels:
         """Whether the kernel covers it, and so did it."""
         size, elements = x.shape[-1], x.numel()
         if (
-            weight.numel() != size
+            weight.dtype != torch.bfloat16
+            or weight.numel() != size
             or out.numel() != elements
             or not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous())
             or (delta is not None and not (delta.is_contiguous() and delta.numel() == elements))

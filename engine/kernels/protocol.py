@@ -27,7 +27,9 @@ class Kernels(Protocol):
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> torch.Tensor:
-        """RMSNorm of x [..., size] over the last dimension, in out's memory or its own."""
+        """RMSNorm of x [..., size] over the last dimension, in out's memory or its own.
+
+        weight: [size], of x's type or float32. out may be x."""
 
     def add_norm(
         self,

@@ -84,7 +84,9 @@ def test_one_chunk_behind_its_prefix_equals_full_prefill_at_ratio_0(tiny, tmp_pa
         assert close(run.logits[0], world.full(prompt)) or not same
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3-window", "phi3-longrope-long"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "smollm3-window", "phi3-longrope-long", "gemma3-linear-scale"]
+)
 def test_all_misses_equal_full_prefill(name: str, tmp_path: Path) -> None:
     world = make_world(BY_NAME[name], tmp_path)
     for policy, loader in zip(SCORED, LOADER_NAMES, strict=True):
@@ -201,15 +203,19 @@ def reference_blend(world: World, prompt, chosen: set[int], check: int) -> torch
         for p in live:
             row = tables[p : p + 1]
             q = model.rotated(layer, model.queries(layer, model.norm_in(layer, x[p])), row)[0]
-            scores = torch.einsum("hd,nhd->hn", q, k_all[: p + 1]) / math.sqrt(8)
-            mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), v_all[: p + 1])
+            window = model.config.windows[layer]
+            seen = slice(0 if window is None else max(0, p + 1 - window), p + 1)
+            scores = torch.einsum("hd,nhd->hn", q, k_all[seen]) / math.sqrt(8)
+            mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), v_all[seen])
             x[p] = model.finish(layer, x[p], mixed.reshape(1, -1))
     return model.logits(x[n - 1])[0]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("policy", DEVIATION)
 @pytest.mark.parametrize("check", [1, 2, 3])
-def test_blend_is_the_algorithm(world: World, policy: str, check: int) -> None:
+def test_blend_is_the_algorithm(name: str, policy: str, check: int, tmp_path: Path) -> None:
+    world = make_world(BY_NAME[name], tmp_path)
     world.ingest([0, 1, 3])
     prompt = world.prompt((3, 2, 0, 1))
     run = world.prefill(prompt, policy=policy, ratio="0.2", check_layers=check)
@@ -330,7 +336,7 @@ def test_a_later_token_never_changes_what_a_recomputed_token_gets(world: World) 
         assert close(a[:, :, :border], b[:, :, :border], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "smollm3-window"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "smollm3-window", "gemma3"])
 def test_poisoned_later_rows_are_never_read(name: str, tmp_path: Path, monkeypatch) -> None:
     """Rows of the KV cache after a block's last query may hold anything, NaN included."""
     world = make_world(BY_NAME[name], tmp_path)

@@ -1,13 +1,15 @@
 """The decoder against transformers: every architecture, every RoPE kind, float32."""
 
 import json
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 import torch
 
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
-from engine.config import load_config, parse_config
+from engine.config import ModelConfig, load_config, parse_config
+from engine.fingerprint import computed_facts
 from engine.forward import forward
 from engine.model import Decoder, choose_device, choose_dtype
 from tests.engine.tiny_models import COMMON, TINY, Tiny, build
@@ -133,6 +135,79 @@ def test_older_spelling_of_rope_is_read() -> None:
     parsed = parse_config(config(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}))
     assert (parsed.rope.type, parsed.rope.theta, parsed.rope.factor) == ("linear", 5e5, 2.0)
     assert parsed.context == 1024
+
+
+def gemma(**changes: object) -> dict[str, object]:
+    shape = {"sliding_window": 512, "num_hidden_layers": 7, **changes}
+    return config(architectures=["Gemma3ForCausalLM"], **shape)
+
+
+def test_gemmas_older_spelling_is_read() -> None:
+    parsed = parse_config(
+        gemma(
+            rope_theta=5e5,
+            rope_local_base_freq=2e4,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+            sliding_window_pattern=3,
+            head_dim=64,
+            query_pre_attn_scalar=168,
+        )
+    )
+    assert parsed.windows == (512, 512, None, 512, 512, None, 512)
+    assert (parsed.rope.type, parsed.rope.theta, parsed.rope.factor) == ("linear", 5e5, 8.0)
+    assert parsed.local_rope is not None
+    assert (parsed.local_rope.type, parsed.local_rope.theta) == ("default", 2e4)
+    assert parsed.context == COMMON["max_position_embeddings"]  # the factor is in it
+    assert parsed.attention_scale == 168**-0.5
+    assert parsed.embed_scale == COMMON["hidden_size"] ** 0.5
+
+
+def test_what_gemma_leaves_out_is_as_in_transformers() -> None:
+    from transformers import Gemma3TextConfig
+
+    theirs = Gemma3TextConfig()
+    ours = parse_config(
+        {"architectures": ["Gemma3ForCausalLM"]}
+        | {key: getattr(theirs, key) for key in COMMON if key.startswith(("num_h", "num_a"))}
+        | {key: getattr(theirs, key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
+        | {"max_position_embeddings": 1024}
+    )
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in ours.windows]
+    assert kinds == theirs.layer_types
+    assert ours.windows[0] == theirs.sliding_window
+    assert ours.local_rope is not None
+    assert ours.rope.theta == theirs.rope_parameters["full_attention"]["rope_theta"]
+    assert ours.local_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+    assert (ours.kv_heads, ours.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert (ours.tied, ours.activation) == (True, theirs.hidden_activation)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"sliding_window": None}, "sliding_window"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"layer_types": ["chunked_attention"] * 7}, "layer_types"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "per kind of layer"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2}}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
+        ({"hidden_activation": "relu"}, "relu"),
+    ],
+)
+def test_gemmas_that_cannot_be_computed_are_refused(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        parse_config(gemma(**changes))
+
+
+def test_fields_of_later_models_leave_older_fingerprints_alone() -> None:
+    facts = computed_facts(parse_config(config()))
+    later = {field.name for field in fields(ModelConfig) if field.default is not MISSING}
+    assert "local_rope" in later
+    assert not later & set(facts)
+    assert {"local_rope", "four_norms"} <= set(computed_facts(parse_config(gemma())))
 
 
 def test_damaged_checkpoints_are_named(tmp_path: Path) -> None:

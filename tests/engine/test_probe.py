@@ -55,6 +55,7 @@ def rates(found: Probe) -> list[float]:
         config("Qwen3ForCausalLM", head_dim=16, attention_bias=True),
         config("MistralForCausalLM", sliding_window=100),
         config("SmolLM3ForCausalLM", num_hidden_layers=5),
+        config("Gemma3ForCausalLM", head_dim=16, sliding_window=50),
         config("Phi3ForCausalLM", partial_rotary_factor=0.5, head_dim=8),
         config(num_hidden_layers=1, mlp_bias=True, attention_bias=True),
         config(max_position_embeddings=200),

@@ -45,6 +45,16 @@ LONGROPE = dict(
     short_factor=[1.0, 1.1, 1.2, 1.3],
     long_factor=[1.0, 2.0, 3.0, 4.0],
 )
+GEMMA = dict(  # theta is small, so that the two RoPEs differ within a tiny head
+    head_dim=8,
+    query_pre_attn_scalar=8,
+    sliding_window=24,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=1e5),
+        sliding_attention=dict(rope_type="default", rope_theta=100.0),
+    ),
+)
 TINY = [
     Tiny("llama", "Llama", {}),
     Tiny(
@@ -116,13 +126,31 @@ TINY = [
         "Phi3",
         dict(original_max_position_embeddings=64, rope_parameters=dict(LONGROPE)),
     ),
+    Tiny("gemma3", "Gemma3", GEMMA),
+    Tiny(
+        "gemma3-linear-scale",
+        "Gemma3",
+        GEMMA
+        | dict(
+            layer_types=["full_attention", *["sliding_attention"] * 3],
+            num_key_value_heads=1,
+            head_dim=16,
+            query_pre_attn_scalar=5,
+            attention_bias=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=1e4, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            ),
+        ),
+    ),
 ]
 
 
 def build(tiny: Tiny, path: Path, seed: int = 0, **save: Any) -> transformers.PreTrainedModel:
     """Saves a float32 checkpoint of the recipe under `path`; returns the oracle."""
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{tiny.family}Config")(**(COMMON | tiny.overrides))
+    kind = "Gemma3Text" if tiny.family == "Gemma3" else tiny.family
+    config = getattr(transformers, f"{kind}Config")(**(COMMON | tiny.overrides))
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{tiny.family}ForCausalLM")(config).eval()
     with torch.no_grad():  # spread the logits and the attention, so that a wrong step shows
@@ -131,7 +159,7 @@ def build(tiny: Tiny, path: Path, seed: int = 0, **save: Any) -> transformers.Pr
                 weight.normal_(0, 0.15)
             elif name.endswith("bias"):
                 weight.normal_(0, 0.5)
-            else:
-                weight.uniform_(0.5, 1.5)
+            else:  # Gemma's norms add 1 themselves
+                weight.uniform_(0.5, 1.5).sub_(1 if tiny.family == "Gemma3" else 0)
     model.save_pretrained(path, **save)
     return model
