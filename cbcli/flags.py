@@ -11,6 +11,10 @@ import typer
 
 ChunkTokens = Annotated[int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")]
 Overlap = Annotated[int | None, typer.Option("--overlap", help="Tokens that two chunks share.")]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", help="What new chunks are computed behind: prefix, bos or none."),
+]
 TopK = Annotated[
     int | None, typer.Option("--top-k", "-k", help="Chunks to retrieve for the question.")
 ]

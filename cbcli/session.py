@@ -58,6 +58,7 @@ def open_blueprint(settings: Settings, out: Output) -> Blueprint:
         separator=settings.separator,
         template_date=settings.template_date,
         memo=data_root() / "fingerprints.json",
+        context=settings.context,
     )
 
 

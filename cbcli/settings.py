@@ -22,6 +22,7 @@ from cache_store.errors import UsageError
 from cbcli import values
 from cbcli.units import parse_size as parse_size
 from cbcli.values import Kind
+from engine.context import CONTEXT_KINDS
 
 PROJECT_FILE = "cacheblend.toml"
 PREFIX = "CACHEBLEND_"
@@ -85,6 +86,11 @@ class Settings:
     )
     template_date: str = _setting(
         "2024-07-26", values.day, "The day a chat template is told, fixed so that prefixes last"
+    )
+    context: str = _setting(
+        "prefix",
+        values.choice(*CONTEXT_KINDS),
+        "What new chunks are computed behind: prefix, bos (its first token alone) or none",
     )
     chunk_tokens: int = _setting(512, values.whole(8, 1_000_000), "Most tokens of a chunk")
     overlap: int = _setting(0, values.whole(0, 1_000_000), "Tokens two chunks have in common")

@@ -14,6 +14,7 @@ from cache_store.store import ChunkStore, EntryInfo
 from cbcli.session import shown_source
 from cbcli.text import one_line, shorten
 from cbcli.units import count_text, size_text
+from engine.context import kind_behind
 
 SHOWN_DIGITS = 12
 BEGINNING = 48  # columns of a chunk's text in the list
@@ -47,10 +48,12 @@ class StoreListing:
             ]
             text = shorten(one_line(chunk.text.strip()), BEGINNING)
             for model in sorted({self.names[entry.spec.model] for entry in entries}):
-                nbytes = sum(e.nbytes for e in entries if self.names[e.spec.model] == model)
-                yield [*start, size_text(nbytes), model, "yes", text]
+                mine = [e for e in entries if self.names[e.spec.model] == model]
+                behind = ", ".join(sorted({kind_behind(e.context_tokens) for e in mine}))
+                nbytes = sum(e.nbytes for e in mine)
+                yield [*start, size_text(nbytes), model, "yes", behind, text]
             if not entries:
-                yield [*start, "", "", "no", text]
+                yield [*start, "", "", "no", "", text]
 
     def document_rows(self) -> Iterator[list[str]]:
         chunks_of: dict[str, list[str]] = {}
@@ -71,7 +74,7 @@ class StoreListing:
         """What is stored of a chunk, one line an entry."""
         return [
             f"yes, for {self.names[e.spec.model]} ({e.spec.dtype}), {size_text(e.nbytes)}, behind "
-            f"{count_text(e.context_tokens, 'tokens')}, used {plural(e.hits, 'time', 'times')}"
+            f"{_behind(e.context_tokens)}, used {plural(e.hits, 'time', 'times')}"
             for e in self.by_chunk.get(chunk_id, [])
         ]
 
@@ -113,6 +116,7 @@ class StoreListing:
             "model": {"name": self.given_names[spec.model], "fingerprint": spec.model},
             "dtype": spec.dtype,
             "tokens": entry.tokens,
+            "context": kind_behind(entry.context_tokens),
             "context_tokens": entry.context_tokens,
             "regime": entry.regime,
             "bytes": entry.nbytes,
@@ -138,6 +142,12 @@ def described_place(chunk: ChunkInfo) -> dict[str, Any]:
         "start": chunk.start,
         "end": chunk.end,
     }
+
+
+def _behind(tokens: int) -> str:
+    if not tokens:
+        return "nothing"
+    return f"{plural(tokens, 'token', 'tokens')} ({kind_behind(tokens)})"
 
 
 def plural(count: int, one: str, several: str) -> str:

@@ -106,19 +106,26 @@ class Engine:
     # Chunk KV
 
     def precompute(self, chunks: Iterable[PromptChunk]) -> int:
-        """Computes and stores, behind this engine's prefix, what the store does not hold yet.
+        """Computes and stores, behind this engine's context, what the store does not hold yet.
 
         Returns how many chunks were computed. Raises UsageError without a store, StoreFullError.
         """
         return self.writer().write_missing(chunks)
 
-    def writer(self, context: Sequence[int] | None = None) -> ChunkWriter:
-        """Stores chunks behind `context` (default: this engine's prefix)."""
+    def writer(
+        self, context: Sequence[int] | None = None, prefix: Sequence[int] | None = None
+    ) -> ChunkWriter:
+        """Stores chunks behind `context`, and the KV of `prefix` (None: of the context).
+
+        Without a context it is this engine's, with this engine's prefix.
+        """
         if self.store is None:
             raise UsageError("this engine has no store", "give Engine.load a store")
-        context = self.template.prefix if context is None else tuple(context)
-        if self._writer is None or self._writer.context != context:
-            self._writer = ChunkWriter(self.model, self.store, self.spec, context)
+        if context is None:
+            context, prefix = self.blueprint.chunk_context, self.template.prefix
+        wanted = tuple(context), tuple(context if prefix is None else prefix)
+        if self._writer is None or (self._writer.context, self._writer.prefix) != wanted:
+            self._writer = ChunkWriter(self.model, self.store, self.spec, *wanted)
         return self._writer
 
     # Answers
@@ -241,12 +248,15 @@ class Engine:
         return generate(self.model, cache, tables, logits, sampling, stream, self.end_ids, on_text)
 
     def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
-        """Stores what missed, computed alone behind the prompt's own prefix."""
+        """Stores what missed, computed alone behind the prompt's own prefix, or the shorter context
+        that this engine computes chunks behind."""
         if self.store is None or self.store.read_only:
             return ()
         missing = [s.segment for s in found if s.status == "miss"]
+        prefix, kind = prompt.prefix_ids, self.blueprint.context
+        context = prefix if kind == "prefix" else self.template.context(kind)
         try:
-            self.writer(prompt.prefix_ids).write_missing(missing)
+            self.writer(context, prefix).write_missing(missing)
         except CacheblendError as error:  # the answer is there; it must not be lost for this
             return (f"not every new chunk was stored: {error.message}",)
         return ()

@@ -9,6 +9,7 @@ import torch
 from cache_store.errors import UsageError
 from cache_store.keys import DType, KVSpec
 from engine.config import ModelConfig, load_config
+from engine.context import ContextKind, context_kind
 from engine.fingerprint import model_fingerprint
 from engine.model import choose_device, choose_dtype
 from engine.rope import Rope
@@ -18,7 +19,7 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: what is computed and stored in."""
+    """dtype: what is computed and stored in. context: what chunks are computed behind."""
 
     path: Path
     name: str
@@ -28,6 +29,7 @@ class Blueprint:
     device: torch.device
     dtype: DType
     memo: Path | None
+    context: ContextKind = "prefix"
 
     @classmethod
     def open(
@@ -41,13 +43,15 @@ class Blueprint:
         separator: str | None = None,
         template_date: str | None = None,
         memo: Path | None = None,
+        context: str = "prefix",
     ) -> "Blueprint":
         """Reads a Hugging Face directory's small files.
 
         None takes the built-in system prompt, separator and date. memo: a file that keeps weight
-        hashes between runs. Raises NotFoundError, UsageError (not supported), IntegrityError.
+        hashes between runs. context: see `PromptTemplate.context`. Raises
+        NotFoundError, UsageError (not supported, or no such context), IntegrityError.
         """
-        path = Path(model_dir)
+        path, kind = Path(model_dir), context_kind(context)
         config = load_config(path)
         tokenizer = Tokenizer.load(path)
         given = {"system": system, "separator": separator, "template_date": template_date}
@@ -62,6 +66,7 @@ class Blueprint:
             device=where,
             dtype=choose_dtype(dtype, config.dtype, where),
             memo=memo,
+            context=kind,
         )
 
     @cached_property
@@ -69,6 +74,11 @@ class Blueprint:
         """What this model's stored KV is found by. Reads the weights once, to hash them."""
         fingerprint = model_fingerprint(self.path, self.config, self.memo)
         return self._spec(fingerprint)
+
+    @property
+    def chunk_context(self) -> tuple[int, ...]:
+        """Ids that chunks are computed behind."""
+        return self.template.context(self.context)
 
     @property
     def shape(self) -> KVSpec:

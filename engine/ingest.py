@@ -83,7 +83,7 @@ class IngestReport:
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts documents for one model and store, whose KV is computed behind the model's prefix."""
+    """Cuts documents for one model and store; their KV is computed behind `model.chunk_context`."""
 
     store: ChunkStore
     model: Blueprint
@@ -133,7 +133,8 @@ class Cutter:
         skipped: Sequence[Skipped],
     ) -> IngestPlan:
         documents = tuple(documents)
-        spec, prefix = self.model.spec, self.model.template.prefix
+        spec, context = self.model.spec, len(self.model.chunk_context)
+        prefix = self.model.template.prefix
         texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
         missing: set[str] = set()
         held: set[str] = set()
@@ -145,7 +146,7 @@ class Cutter:
                 continue
             missing.add(name)
             tokens += chunk.tokens
-            nbytes += self.store.predicted_bytes(spec, chunk.tokens, len(prefix))
+            nbytes += self.store.predicted_bytes(spec, chunk.tokens, context)
         if missing:
             nbytes += self.store.predicted_bytes(spec, len(prefix))
             self.store.require_room(nbytes, keep=held)
@@ -161,17 +162,17 @@ class Cutter:
         )
 
     def _held(self, token_ids: Sequence[int]) -> str | None:
-        """Key of the entry computed behind this very prefix, in the right regime."""
-        prefix = self.model.template.prefix
-        regime = self.model.regime(len(prefix) + len(token_ids))
-        match = self.store.find(self.model.spec, token_ids, prefix, regime=regime)
+        """Key of the entry computed behind this very context, in the right regime."""
+        context = self.model.chunk_context
+        regime = self.model.regime(len(context) + len(token_ids))
+        match = self.store.find(self.model.spec, token_ids, context, regime=regime)
         return match.key if match is not None and match.exact else None
 
 
 class ChunkComputer(Protocol):
     """Computes the KV of chunks behind one context, and stores it: `ChunkWriter`, or several."""
 
-    def write_context(self) -> str: ...
+    def write_prefix(self) -> str: ...
 
     def held(self, token_ids: Sequence[int]) -> str | None: ...
 
@@ -200,7 +201,7 @@ def run_ingest(
         ledger.advance()
         return
     writer = make_writer()
-    cutter.store.protect(writer.write_context())
+    cutter.store.protect(writer.write_prefix())
     ledger.advance()
     writer.write_all(ledger.missing(writer), ledger.stored)
 

@@ -31,6 +31,7 @@ class WorkerModel:
     folder: Path
     spec: KVSpec
     context: tuple[int, ...]
+    prefix: tuple[int, ...]
     store: Path
     threads: int | None
     sharing: int  # workers on this machine's CPU, which divide its cores
@@ -72,22 +73,23 @@ class DeviceWriters:
         self._devices, self._model, self._store, self._say = devices, model, store, say
         self._protected = list(protected)
         self._task_tokens = min(TASK_TOKENS, max(LEAST_TASK_TOKENS, tokens // (4 * len(devices))))
-        self._context = tuple(model.template.prefix)
+        self._context = model.chunk_context
         self._worker_model = WorkerModel(
             model.path,
             model.spec,
             self._context,
+            model.template.prefix,
             store.path.absolute(),
             threads,
             devices.count("cpu"),
         )
 
-    def write_context(self) -> str:
-        """The key of the context's own KV, which every worker sees to before it begins."""
-        if not self._context:
+    def write_prefix(self) -> str:
+        """The key of the prefix's own KV, which every worker sees to before it begins."""
+        prefix = self._model.template.prefix
+        if not prefix:
             return ""
-        regime = self._model.regime(len(self._context))
-        return entry_key(group_key(self._model.spec, self._context), (), regime)
+        return entry_key(group_key(self._model.spec, prefix), (), self._model.regime(len(prefix)))
 
     def held(self, token_ids: Sequence[int]) -> str | None:
         """As `ChunkWriter.held`."""
@@ -171,8 +173,8 @@ def writer_on(model: WorkerModel, device: str) -> Iterator[Callable[[Task], Stor
     except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all
         raise CacheblendError(f"{device}: the model could not be loaded: {error}") from error
     with ChunkStore.open(model.store) as store:
-        writer = ChunkWriter(decoder, store, model.spec, model.context)
-        store.protect(writer.write_context())
+        writer = ChunkWriter(decoder, store, model.spec, model.context, model.prefix)
+        store.protect(writer.write_prefix())
         protected = 0
 
         def work(task: Task) -> Stored:

@@ -1,4 +1,4 @@
-"""A chunk's own KV: computed behind the store's context and nothing else."""
+"""A chunk's own KV: computed behind one context and nothing else."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,12 +112,21 @@ class Precomputer:
 
 
 class ChunkWriter:
-    """Computes what a store lacks behind one context, and stores it."""
+    """Computes what a store lacks behind one context, and stores it.
+
+    prefix: what prompts begin with, whose own KV is stored besides; None: the context.
+    """
 
     def __init__(
-        self, model: Decoder, store: KVStore, spec: KVSpec, context: Sequence[int]
+        self,
+        model: Decoder,
+        store: KVStore,
+        spec: KVSpec,
+        context: Sequence[int],
+        prefix: Sequence[int] | None = None,
     ) -> None:
         self.store, self.spec = store, spec
+        self.prefix = tuple(context if prefix is None else prefix)
         self._precomputer = Precomputer(model, context)
 
     @property
@@ -201,23 +210,23 @@ class ChunkWriter:
             yield
 
     def write_missing(self, chunks: Iterable[PromptChunk | Segment]) -> int:
-        """Stores the context and those of the chunks that are not there; counts the latter."""
+        """Stores the prefix and those of the chunks that are not there; counts the latter."""
         missing = {
             chunk.token_ids: PromptChunk(chunk.token_ids, chunk.chunk_id)
             for chunk in chunks
             if chunk.token_ids and self.held(chunk.token_ids) is None
         }
         if missing:
-            self.write_context()
+            self.write_prefix()
             self.write_all(missing.values(), lambda chunk, key: None)
         return len(missing)
 
-    def write_context(self) -> str:
-        """Stores the context's own KV, itself behind nothing, unless it is there.
+    def write_prefix(self) -> str:
+        """Stores the prefix's own KV, itself behind nothing, unless it is there.
 
-        Returns the entry's key ("" for an empty context, which has none).
+        Returns the entry's key ("" for an empty prefix, which has none).
         """
-        if not self.context:
+        if not self.prefix:
             return ""
         alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
-        return alone.held(self.context) or alone.write(self.context)
+        return alone.held(self.prefix) or alone.write(self.prefix)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cache_store.errors import CacheblendError, UsageError
+from engine.context import ContextKind
 from engine.tokenizer import Tokenizer, read_json_object
 
 if TYPE_CHECKING:
@@ -47,11 +48,14 @@ class PromptTemplate:
     ----------
     prefix: every id before the first chunk; the same for every question and any chunks.
     separator: ids that go between two chunks.
+    opening: the prefix's first id, where no system prompt changes it: BOS, or the template's own
+        first token. Empty for a model that has neither.
     has_chat: whether the model brought a chat template (else the plain layout is used).
     """
 
     prefix: tuple[int, ...]
     separator: tuple[int, ...]
+    opening: tuple[int, ...]
     has_chat: bool
     _tail: _Text = field(repr=False)
     _tokenizer: Tokenizer = field(repr=False, compare=False)
@@ -100,13 +104,21 @@ class PromptTemplate:
             prefix.insert(0, bos)
         while bos is not None and prefix[:2] == [bos, bos]:
             del prefix[0]
+        own = bos is not None and prefix[:1] == [bos]
+        opens = own or (head[0].control and bool(head[0].text))
         return cls(
             prefix=tuple(prefix),
             separator=tuple(tokenizer.encode(separator)),
+            opening=tuple(prefix[:1]) if opens else (),
             has_chat=source is not None,
             _tail=tail,
             _tokenizer=tokenizer,
         )
+
+    def context(self, kind: ContextKind) -> tuple[int, ...]:
+        """What chunks are computed behind: `prefix`, all of it; `bos`, the opening alone (nothing
+        for a model without one); `none`, nothing."""
+        return {"prefix": self.prefix, "bos": self.opening, "none": ()}[kind]
 
     def suffix(self, question: str) -> tuple[int, ...]:
         """Every id after the last chunk: the question as plain text, then the template's tail."""

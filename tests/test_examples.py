@@ -13,6 +13,7 @@ import pytest
 
 from cache_store.keys import chunk_id
 from engine.retrieval import Retriever
+from tests.cbcli.world import add_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCUMENTS = {path.name: path.read_text("utf-8") for path in sorted((EXAMPLES / "docs").iterdir())}
@@ -90,6 +91,25 @@ def test_most_cross_questions_get_a_chunk_of_each_document(retriever: Retriever[
         if not set(question["sources"]) <= {piece.source for piece in top_six(retriever, question)}
     ]
     assert len(lacking) <= 0.25 * len(CROSS), lacking
+
+
+def test_contexts_are_measured_for_any_model(tmp_path: Path) -> None:
+    model = add_model(tmp_path, "tiny")
+    passages = [{"title": f"Buoy {n}", "text": f"It is {n} feet long and red."} for n in range(3)]
+    items = [{"question": "How long is buoy 2?", "ctxs": passages}]
+    (tmp_path / "questions.json").write_text(json.dumps(items))
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "measure_context.py"), str(model), "questions.json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[-3:]]
+    assert [row[0] for row in rows] == ["prefix", "bos", "none"]
+    assert all(float(value) > 0 for row in rows for value in row[1:])
+    assert len({tuple(row[1:]) for row in rows}) == 3
 
 
 @pytest.mark.model

@@ -40,6 +40,7 @@ def ingest(
     ],
     chunk_tokens: flags.ChunkTokens = None,
     overlap: flags.Overlap = None,
+    context: flags.Context = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the chunks and their size; store nothing.")
     ] = False,
@@ -76,6 +77,7 @@ def ingest(
         {
             "chunk_tokens": chunk_tokens,
             "overlap": overlap,
+            "context": context,
             "model": model,
             "store": store,
             "system": system,
@@ -95,6 +97,11 @@ def ingest(
         settings = replace(settings, device=places[0])
     blueprint = open_blueprint(settings, out)
     blueprint.check_chunk_tokens(settings.chunk_tokens)
+    if blueprint.context == "bos" and not blueprint.chunk_context:
+        out.warn(
+            f"{blueprint.name} has no token that every prompt begins with",
+            "its chunks are computed behind nothing, as with --context none",
+        )
     if dry_run:
         _show_chunks(out, settings, blueprint, found)
     else:
@@ -152,7 +159,7 @@ def _ingest(
                 f"stored, {report.documents} of {len(plan.documents)} documents complete",
                 "run the same command again to go on from there",
             ) from error
-    _report(out, plan, report, store.damaged, time.monotonic() - began)
+    _report(out, blueprint, plan, report, store.damaged, time.monotonic() - began)
     if plan.unreadable:
         raise typer.Exit(1)
 
@@ -169,6 +176,7 @@ def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | S
 
 def _report(
     out: Output,
+    blueprint: Blueprint,
     plan: IngestPlan,
     report: IngestReport,
     damaged: list[str],
@@ -192,6 +200,7 @@ def _report(
                 },
                 "tokens_computed": report.computed_tokens,
                 "bytes_written": plan.nbytes,
+                "context": _context(blueprint),
                 "bytes_freed": report.dropped_bytes,
                 "seconds": seconds,
                 "empty": list(plan.empty),
@@ -210,7 +219,7 @@ def _report(
     if report.computed_chunks:
         rate = rate_text(report.computed_tokens / seconds, "tokens")
         out.line(
-            f"computed {count_text(report.computed_chunks, 'chunks')}: "
+            f"computed {count_text(report.computed_chunks, 'chunks')}{_behind(blueprint)}: "
             f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
             f"in {duration_text(seconds)} ({rate})"
         )
@@ -231,6 +240,18 @@ def _report(
             out.line(f"{len(names)} {label}: {shown}{more}")
 
 
+def _context(blueprint: Blueprint) -> dict[str, object]:
+    """What chunks are computed behind, for --json."""
+    return {"kind": blueprint.context, "tokens": len(blueprint.chunk_context)}
+
+
+def _behind(blueprint: Blueprint) -> str:
+    """The same in words, where it isn't the usual."""
+    if blueprint.context == "prefix":
+        return ""
+    return " behind the first token alone" if blueprint.chunk_context else " behind nothing"
+
+
 def _show_chunks(
     out: Output, settings: Settings, blueprint: Blueprint, found: Iterable[Found]
 ) -> None:
@@ -239,7 +260,7 @@ def _show_chunks(
     from engine.chunking import split_document
     from engine.documents import Document, Unreadable, read_documents
 
-    context = len(blueprint.template.prefix)
+    context_tokens = len(blueprint.chunk_context)
     rows: list[dict[str, Any]] = []
     failed = False
     for item in read_documents(found):
@@ -258,7 +279,9 @@ def _show_chunks(
                 "start": chunk.start,
                 "end": chunk.end,
                 "tokens": len(chunk.token_ids),
-                "bytes": predicted_file_bytes(blueprint.shape, len(chunk.token_ids), context),
+                "bytes": predicted_file_bytes(
+                    blueprint.shape, len(chunk.token_ids), context_tokens
+                ),
                 "text": chunk.text,
             }
             for chunk in cut
@@ -266,7 +289,8 @@ def _show_chunks(
     distinct = {row["chunk_id"]: row for row in rows}.values()
     tokens, nbytes = sum(r["tokens"] for r in distinct), sum(r["bytes"] for r in distinct)
     if out.json:
-        out.data({"chunks": rows, "tokens": tokens, "bytes": nbytes})
+        facts = {"tokens": tokens, "bytes": nbytes, "context": _context(blueprint)}
+        out.data({"chunks": rows, **facts})
     else:
         out.table(
             ["chunk", "source", "tokens", "size", "text"],
@@ -284,7 +308,7 @@ def _show_chunks(
         )
         out.line(
             f"{count_text(len(rows), 'chunks')}, {count_text(tokens, 'tokens')}, "
-            f"about {size_text(nbytes)} of KV; nothing was stored"
+            f"about {size_text(nbytes)} of KV{_behind(blueprint)}; nothing was stored"
         )
     if failed:
         raise typer.Exit(1)

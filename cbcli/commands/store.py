@@ -55,7 +55,7 @@ def list_store(
             right = ["chunks", "cached", "tokens", "size"]
             out.table(headers, listing.document_rows(), right=right)
         else:
-            headers = ["chunk", "source", "tokens", "size", "model", "cached", "text"]
+            headers = ["chunk", "source", "tokens", "size", "model", "cached", "behind", "text"]
             out.table(headers, listing.chunk_rows(), right=["tokens", "size"])
         out.note(listing.summary())
 

@@ -91,7 +91,7 @@ def _ingest(
     total = len(prefix) + sum(len(chunk.token_ids) for chunk in chunks)
     with temporary_store(engine.blueprint, total) as store:
         writer = Engine(engine.model, engine.blueprint, store=store).writer(prefix)
-        writer.write_context()
+        writer.write_prefix()
         began = time.perf_counter()
         writer.write_missing(chunks)
         seconds = time.perf_counter() - began

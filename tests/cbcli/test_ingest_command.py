@@ -78,6 +78,79 @@ def test_other_cutting_counts_as_a_change(world: World) -> None:
     assert world.json("ingest", "docs", "--chunk-tokens", "16")["documents"]["unchanged"] == 3
 
 
+def stored_contexts(world: World) -> list[list[str]]:
+    """What each chunk's entries were computed behind."""
+    return [sorted(e["context"] for e in c["entries"]) for c in world.chunks()]
+
+
+def test_another_context_is_computed_beside_what_is_there(world: World) -> None:
+    first = world.json("ingest", "docs")
+    count, prefix = first["chunks"]["total"], first["context"]["tokens"]
+    assert first["context"] == {"kind": "prefix", "tokens": prefix}
+    assert stored_contexts(world) == [["prefix"]] * count
+    second = world.json("ingest", "docs", "--context", "bos")
+    assert second["context"] == {"kind": "bos", "tokens": 1}
+    assert second["documents"]["unchanged"] == 3
+    assert second["chunks"]["computed"] == count
+    assert stored_contexts(world) == [["bos", "prefix"]] * count
+    again = world.json("ingest", "docs", "--context", "bos")
+    assert again["chunks"]["computed"] == 0
+    result = world("ingest", "docs", "--context", "none")
+    assert f"computed {count} chunks behind nothing: " in result.stdout
+    assert stored_contexts(world) == [["bos", "none", "prefix"]] * count
+    listed = world("store", "ls").stdout.splitlines()
+    assert all("bos, none, prefix" in line for line in listed[1:])
+    shown = world("store", "show", world.chunks()[0]["chunk_id"]).stdout
+    assert f"behind {prefix} tokens (prefix)" in shown
+    assert "behind 1 token (bos)" in shown
+    assert "behind nothing" in shown
+    # A changed document takes all of them along.
+    (world.docs / "two.txt").write_text("Only this.\n")
+    assert world.json("ingest", "docs")["chunks"]["dropped"] >= 1
+    assert world("store", "verify").exit_code == 0
+    assert sum(len(kinds) for kinds in stored_contexts(world)) == 3 * (count - 1) + 1
+
+
+def test_chunks_behind_the_first_token_serve_any_system_prompt(world: World) -> None:
+    world.json("ingest", "docs", "--context", "bos")
+
+    def statuses(*args: str) -> list[str]:
+        asked = world.json("ask", "Who keeps the log?", *args)
+        return [s["status"] for s in asked["prompt"]["segments"] if s["kind"] != "separator"]
+
+    assert statuses()[0] == "exact"  # the prefix itself is stored whatever the chunks stand behind
+    assert set(statuses()[1:-1]) == {"hit"}
+    assert set(statuses("--system", "Tell it in rhyme.")[1:-1]) == {"hit"}
+    assert set(statuses("--strict-context", "--no-save")[1:-1]) == {"miss"}
+
+
+def test_a_dry_run_says_what_the_chunks_would_be_computed_behind(world: World) -> None:
+    usual = world("ingest", "--dry-run", "docs").stdout.splitlines()[-1]
+    assert usual.endswith(" of KV; nothing was stored")
+    first = world("ingest", "--dry-run", "docs", "--context", "bos").stdout.splitlines()[-1]
+    assert first.endswith(" of KV behind the first token alone; nothing was stored")
+    found = world.json("ingest", "--dry-run", "docs", "--context", "none")
+    assert found["context"] == {"kind": "none", "tokens": 0}
+    assert found["bytes"] < world.json("ingest", "--dry-run", "docs")["bytes"]
+    assert not (world.root / "home" / "store").exists()
+
+
+def test_a_model_without_a_first_token_of_its_own_says_so(world: World) -> None:
+    config = world.root / "home" / "models" / "tiny" / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "chat_template": None}))
+    result = world("ingest", "docs", "--context", "bos")
+    assert "has no token that every prompt begins with" in result.stderr
+    assert "behind nothing" in result.stdout
+    assert set(map(tuple, stored_contexts(world))) == {("none",)}
+
+
+def test_an_unknown_context_is_refused(world: World) -> None:
+    error = world.error("ingest", "docs", "--context", "whole", code=2)
+    assert "--context is 'whole'" in error["message"]
+    assert "prefix, bos, none" in error["hint"]
+
+
 def test_overlap_repeats_text(world: World) -> None:
     world.json("ingest", "docs/one.md", "--chunk-tokens", "24", "--overlap", "8")
     parts = world.chunks()

@@ -50,6 +50,17 @@ def test_two_devices_fill_the_same_store(world: World) -> None:
     assert asked[0] == asked[1]
 
 
+def test_workers_compute_behind_the_context_that_is_asked_for(world: World) -> None:
+    world.json("ingest", "docs", "--devices", "cpu,cpu")
+    told = world.json("ingest", "docs", "--devices", "cpu,cpu", "--context", "bos")
+    assert told["chunks"]["computed"] == told["chunks"]["total"]
+    for chunk in world.json("store", "ls")["chunks"]:
+        assert sorted(entry["context"] for entry in chunk["entries"]) == ["bos", "prefix"]
+    alone = world.json("ingest", "docs", "--context", "bos")
+    assert alone["chunks"]["computed"] == 0
+    assert world("store", "verify").exit_code == 0
+
+
 def test_one_device_needs_no_other_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     import engine.workers
 

@@ -77,7 +77,16 @@ def test_ls_shows_every_chunk_of_every_document(store: Filled) -> None:
     listed = store("ls")
     assert listed.exit_code == 0
     header, *rows = listed.stdout.splitlines()
-    assert header.split() == ["chunk", "source", "tokens", "size", "model", "cached", "text"]
+    assert header.split() == [
+        "chunk",
+        "source",
+        "tokens",
+        "size",
+        "model",
+        "cached",
+        "behind",
+        "text",
+    ]
     assert [row.split()[0] for row in rows] == [i[:12] for i in (PLAN, REST, SHARED, SHARED, FISH)]
     assert [row.split()[1] for row in rows] == ["notes/plan.md"] * 3 + ["ideas.txt"] * 2
     assert ["tiny" in row and "yes" in row for row in rows] == [True] * 4 + [False]

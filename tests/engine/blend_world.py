@@ -37,7 +37,7 @@ class World:
     def ingest(self, chunks: Sequence[int] | None = None) -> None:
         """Stores the prefix and the chunks of those numbers (default: all)."""
         writer = self.writer
-        writer.write_context()
+        writer.write_prefix()
         for index in range(len(self.chunks)) if chunks is None else chunks:
             writer.write(self.chunks[index].token_ids)
 

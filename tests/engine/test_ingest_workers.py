@@ -68,10 +68,10 @@ def test_what_two_workers_store_is_what_one_process_stores(
     with ChunkStore.open(tmp_path / "alone", limit_bytes=10**9) as other:
         decoder = Decoder.load(model.path, "cpu", "fp32")
         alone = ChunkWriter(decoder, other, model.spec, model.template.prefix)
-        assert alone.write_context() == writers.write_context()
+        assert alone.write_prefix() == writers.write_prefix()
         alone.write_missing(CHUNKS)
         assert {e.key for e in other.entries()} == {e.key for e in store.entries()}
-        assert {e.key for e in store.entries()} == {*told.values(), writers.write_context()}
+        assert {e.key for e in store.entries()} == {*told.values(), writers.write_prefix()}
         for chunk in CHUNKS:
             assert alone.held(chunk.token_ids) == writers.held(chunk.token_ids)
             assert store.keys_of_chunk(chunk.chunk_id or "") == [told[chunk.chunk_id or ""]]

@@ -37,9 +37,9 @@ def computed(model: Decoder, chunks: Sequence[PromptChunk]) -> list[torch.Tensor
     return list(batch.kv.flatten(3).clone().split(sizes, dim=2))
 
 
-def alone(model: Decoder, chunk: PromptChunk) -> torch.Tensor:
+def alone(model: Decoder, chunk: PromptChunk, context: Sequence[int] = CONTEXT) -> torch.Tensor:
     """The same from a plain forward pass over context and chunk, nothing batched."""
-    token_ids = (*CONTEXT, *chunk.token_ids)
+    token_ids = (*context, *chunk.token_ids)
     found: list[torch.Tensor] = []
     forward(
         model,
@@ -49,7 +49,7 @@ def alone(model: Decoder, chunk: PromptChunk) -> torch.Tensor:
         last=0,
         capture=lambda layer, k, v: found.append(torch.stack([k, v]).flatten(2).clone()),
     )
-    return torch.stack(found)[:, :, len(CONTEXT) :]
+    return torch.stack(found)[:, :, len(context) :]
 
 
 @pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
@@ -125,7 +125,7 @@ def test_what_is_stored_serves_its_own_prompt_exactly(
     monkeypatch.setattr(precompute, "BATCH_TOKENS", 64)
     world = make_world(by_name(name), tmp_path, sizes=(30, 50, 30, 7, 61, 40, 22, 90, 12))
     keys: list[str] = []
-    world.writer.write_context()
+    world.writer.write_prefix()
     world.writer.write_all(world.chunks, lambda chunk, key: keys.append(key))
     assert len(set(keys)) == len(world.chunks)
     assert world.store.verify().problems == ()

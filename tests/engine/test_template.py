@@ -187,6 +187,21 @@ def test_a_space_before_the_tail_is_not_doubled(tmp_path: Path) -> None:
     assert tokenizer.decode(prompt.suffix("Who?"), skip_special=False).endswith("Who? the")
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("name", FORMS)
+def test_contexts_of_chunks(tmp_path: Path, name: str, kind: str) -> None:
+    """The first token alone is one that no system prompt changes: BOS, or the template's own."""
+    prompt, tokenizer = load(tmp_path, FORMS[name][0], kind)
+    other, _ = load(tmp_path / "other", FORMS[name][0], kind, system="Tell it in rhyme.")
+    assert prompt.context("prefix") == prompt.prefix != other.prefix
+    assert prompt.context("none") == ()
+    assert prompt.context("bos") == other.context("bos")
+    if kind == "sentencepiece":
+        assert prompt.context("bos") == (tokenizer.bos_id,)
+    else:  # without BOS; and without a template the system prompt is what comes first
+        assert prompt.context("bos") == (() if name == "none" else prompt.prefix[:1])
+
+
 def test_prefix_depends_on_neither_question_nor_separator(tmp_path: Path) -> None:
     one, tokenizer = load(tmp_path, CHATML)
     other, _ = load(tmp_path, CHATML, separator=" # # ")
