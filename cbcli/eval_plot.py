@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from cbcli.eval_report import differences, more_text
 
 if TYPE_CHECKING:
     from engine.evaluation.report import ArmRow, Report
@@ -24,8 +27,11 @@ def draw(report: Report, path: Path) -> None:
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
-        for number, (name, points) in enumerate(_lines(report).items()):
-            style = _style(name, number)
+        apart = differences(report.rows)
+        for number, points in enumerate(report.curves()):
+            row = next(row for row in points if row.policy is not None)
+            name = " ".join([str(row.policy), *more_text(row, apart)])
+            style = _style(row, number)
             _line(left, points, [row.ratio or 0.0 for row in points], name, style)
             _line(right, points, [row.speedup for row in points], name, style)
         _finish(left, "recompute ratio")
@@ -40,24 +46,14 @@ def draw(report: Report, path: Path) -> None:
         figure.savefig(path, dpi=150, metadata=METADATA.get(path.suffix.lower()))
 
 
-def _lines(report: Report) -> dict[str, list[ArmRow]]:
-    """A line for every policy, and for each of its check layers where there are several."""
-    curves = report.curves()
-    several = len({layers for _, layers in curves} - {None}) > 1
-    return {
-        policy + (f" @{','.join(map(str, layers))}" if several and layers else ""): points
-        for (policy, layers), points in curves.items()
-    }
-
-
-def _style(name: str, number: int) -> dict[str, Any]:
-    if name == "random":
+def _style(row: ArmRow, number: int) -> dict[str, Any]:
+    if row.policy == "random":
         return {"color": "#888888", "linestyle": "--", "marker": "x"}
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def _line(
-    axes: Any, points: list[ArmRow], at: list[float], name: str, style: dict[str, Any]
+    axes: Any, points: Sequence[ArmRow], at: list[float], name: str, style: dict[str, Any]
 ) -> None:
     axes.plot(at, [row.kl for row in points], label=name, markersize=5, linewidth=1.5, **style)
     if all(row.kl_low is not None for row in points):

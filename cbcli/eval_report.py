@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cbcli.bench_report import csv_text, write_csv
@@ -48,24 +49,41 @@ def heading(report: Report) -> list[str]:
     ]
 
 
-def way_text(row: ArmRow, layers: bool) -> str:
+def way_text(row: ArmRow, apart: Sequence[str]) -> str:
     """A way as a person names it: "full prefill", "blend value 0.16", "blend key 0.3 @8".
 
-    layers: whether rows differ in their check layers.
+    apart: what else rows differ in, of `differences`.
     """
     if row.mode == "full":
         return "full prefill"
+    if row.mode == "blend" and row.policy is None:
+        return f"blend all {row.ratio:g}"
     words = [row.mode]
-    if row.mode == "blend":
-        words += [row.policy or "all", f"{row.ratio:g}"]
-    if layers and row.check_layers is not None:
+    if row.policy is not None:
+        words += [row.policy, f"{row.ratio:g}"]
+    return " ".join([*words, *more_text(row, apart)])
+
+
+def more_text(row: ArmRow, apart: Sequence[str]) -> list[str]:
+    """Check layers as "@8", the context as "behind bos"; each only where rows differ in it."""
+    words = []
+    if "layers" in apart and row.check_layers is not None:
         words.append("@" + ",".join(map(str, row.check_layers)))
-    return " ".join(words)
+    if "context" in apart:
+        words.append(f"behind {row.context}")
+    return words
+
+
+def differences(rows: Iterable[ArmRow]) -> list[str]:
+    """Of "layers" and "context" those in which rows differ."""
+    found = list(rows)
+    layers, contexts = {row.check_layers for row in found} - {None}, {r.context for r in found}
+    return [name for name, kinds in (("layers", layers), ("context", contexts)) if len(kinds) > 1]
 
 
 def table(report: Report) -> tuple[list[str], list[list[object]]]:
     """Headers and cells; a column of scores only where answers were scored."""
-    layers = len({row.check_layers for row in report.rows} - {None}) > 1
+    apart = differences(report.rows)
     score = [_SCORES[report.metric]] if report.metric is not None else []
     headers = ["way", "KL", "median", "recovery", "top-1", "same", "differs at"]
     headers += [*score, "first token", "speedup"]
@@ -74,7 +92,7 @@ def table(report: Report) -> tuple[list[str], list[list[object]]]:
         points = [_with(row.score, row.score_low, row.score_high, ".3f")] if score else []
         rows.append(
             [
-                way_text(row, layers),
+                way_text(row, apart),
                 _with(row.kl, row.kl_low, row.kl_high, ".4f"),
                 f"{row.kl_median:.4f}",
                 _with(row.recovery, row.recovery_low, row.recovery_high, ".2f"),

@@ -90,6 +90,13 @@ def evaluate(
     check_layer: Annotated[
         str, typer.Option("--check-layer", help="Layers to select at, each by itself.")
     ] = "1",
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            "--contexts",
+            help="What chunks are computed behind: prefix, bos, none.  [default: as set]",
+        ),
+    ] = None,
     random: Annotated[
         bool, typer.Option("--random/--no-random", help="Policy random beside the others.")
     ] = True,
@@ -158,6 +165,7 @@ def evaluate(
         "policies": list(chosen),
         "ratios": ratios,
         "check layer": check_layer,
+        "contexts": contexts or settings.context,
         "random": random,
         "loader": settings.loader,
         "seed": settings.seed,
@@ -214,6 +222,7 @@ def _task(
         policies=given["policies"],
         ratios=given["ratios"],
         check_layers=given["check layer"],
+        contexts=given["contexts"],
         seed=given["seed"],
         random=given["random"],
         loader=given["loader"],
@@ -275,17 +284,17 @@ def _results(
     if first >= len(task.questions):
         return iter(())
     from engine.api import Engine
-    from engine.evaluation.runner import STEPS, evaluate
+    from engine.evaluation.runner import evaluate, steps
 
     engine = Engine.load(blueprint, threads=settings.threads)
-    steps = 0
+    done = 0
 
     def step(text: str) -> None:
-        nonlocal steps
-        steps += 1
-        progress.update(steps, label=text.partition(": ")[0])
+        nonlocal done
+        done += 1
+        progress.update(done, label=text.partition(": ")[0])
 
-    total = (len(task.questions) - first) * (len(task.arms) + STEPS)
+    total = (len(task.questions) - first) * steps(task.arms)
     progress.update(0, total=total)
     return evaluate(
         engine,

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from cache_store.errors import UsageError
+from engine.context import ContextKind, context_kind
 from engine.options import BlendOptions
 from engine.policies import make_policy
 
@@ -15,9 +16,13 @@ RANDOM = "random"
 @dataclass(frozen=True)
 class Arm:
     """One way of answering. What is the same work is the same arm: ratio 0 of any policy is
-    reuse, and ratio 1 recomputes everything whatever the policy is."""
+    reuse, and ratio 1 recomputes everything whatever the policy is.
+
+    context: what the chunks' KV was computed behind.
+    """
 
     options: BlendOptions
+    context: ContextKind = "prefix"
 
     @property
     def mode(self) -> str:
@@ -45,7 +50,8 @@ class Arm:
     @property
     def key(self) -> str:
         """All that decides what this arm computes, as one text; the same in every process."""
-        return " ".join(f"{name}={value}" for name, value in _plain(asdict(self.options)).items())
+        facts = {"context": self.context, **_plain(asdict(self.options))}
+        return " ".join(f"{name}={value}" for name, value in facts.items())
 
 
 def plan_arms(
@@ -54,12 +60,13 @@ def plan_arms(
     ratios: Sequence[Decimal],
     check_layers: Sequence[int] = (1,),
     modes: Sequence[str] = ("blend",),
+    contexts: Sequence[str] = ("prefix",),
     seed: int = 0,
     random: bool = True,
     **options: Any,
 ) -> tuple[Arm, ...]:
-    """Every arm once: full prefill and reuse, which all others are measured against, then the
-    modes without a policy, then every policy with every ratio.
+    """Every arm once: full prefill, and for each context reuse, which recovery is measured from,
+    then the modes in their order, blend with every policy and ratio.
 
     check_layers: each an arm of its own for policies that need fresh KV there. random: whether
     that policy is added. options: further ones of `BlendOptions.of`, for all arms. Raises
@@ -68,13 +75,15 @@ def plan_arms(
     common = {"min_tokens": 0, "seed": seed, **options}
     if RANDOM not in policies and random and policies:
         policies = [*policies, RANDOM]
-    arms = [Arm(BlendOptions.of(mode=mode, **common)) for mode in ("full", "reuse")]
-    for mode in modes:
-        if mode != "blend":
-            arms.append(Arm(BlendOptions.of(mode=mode, **common)))
-            continue
-        for policy in policies:
-            arms += _of_policy(policy, ratios, check_layers, common)
+    arms = [Arm(BlendOptions.of(mode="full", **common))]
+    for context in map(context_kind, contexts):
+        for mode in dict.fromkeys(["reuse", *modes]):
+            if mode == "blend":
+                for policy in policies:
+                    found = _of_policy(policy, ratios, check_layers, common)
+                    arms += [Arm(options, context) for options in found]
+            elif mode != "full":
+                arms.append(Arm(BlendOptions.of(mode=mode, **common), context))
     if "blend" in modes and 1 in ratios:
         arms.append(Arm(BlendOptions.of(ratio=1, **common)))
     return tuple(dict.fromkeys(arms))
@@ -82,21 +91,21 @@ def plan_arms(
 
 def _of_policy(
     policy: str, ratios: Sequence[Decimal], check_layers: Sequence[int], common: dict[str, Any]
-) -> list[Arm]:
+) -> list[BlendOptions]:
     if policy.partition(":")[0] == "explicit":
         raise UsageError(
             "policy explicit takes the positions of one prompt", "evaluate another policy"
         )
     layers: Sequence[int | None] = check_layers if _deviates(policy) else (None,)
-    arms = []
+    found = []
     for layer in layers:
         chosen = common if layer is None else {**common, "check_layers": layer}
-        arms += [
-            Arm(BlendOptions.of(policy=policy, ratio=ratio, **chosen))
+        found += [
+            BlendOptions.of(policy=policy, ratio=ratio, **chosen)
             for ratio in sorted(set(ratios))
             if 0 < ratio < 1
         ]
-    return arms
+    return found
 
 
 def _deviates(policy: str) -> bool:

@@ -6,6 +6,7 @@ from statistics import mean, median
 from typing import Any
 
 from engine.bench.conditions import Conditions
+from engine.context import ContextKind
 from engine.evaluation.arms import Arm
 from engine.evaluation.metrics import Metric
 from engine.evaluation.runner import ArmResult, QuestionResult
@@ -17,16 +18,17 @@ from engine.results import ModelInfo
 class ArmRow:
     """One arm over all questions; KL in nats, times in seconds; low and high: a 95% interval.
 
-    recovery: 1 - KL / KL of reuse. same: share of questions along whose forced tokens the arm's
-    greedy answer is full prefill's; differs_at: median index of the first token that differs, in
-    the others. score: F1 or ROUGE-L. speedup: full prefill's TTFT over the arm's, the median over
-    questions. recomputed: share of the cached tokens.
+    recovery: 1 - KL / KL of reuse with the same context. same: share of questions along whose
+    forced tokens the arm's greedy answer is full prefill's; differs_at: median index of the first
+    token that differs, in the others. score: F1 or ROUGE-L. speedup: full prefill's TTFT over the
+    arm's, the median over questions. recomputed: share of the cached tokens.
     """
 
     mode: str
     policy: str | None
     ratio: float | None
     check_layers: tuple[int, ...] | None
+    context: ContextKind
     questions: int
     kl: float
     kl_low: float | None
@@ -78,36 +80,40 @@ class Report:
         """Schema 1: plain dicts, lists, numbers and strings, unrounded."""
         return {"schema": 1, **asdict(self)}
 
-    def curves(self) -> dict[tuple[str, tuple[int, ...] | None], list[ArmRow]]:
-        """For each policy and its check layers the rows by rising ratio, with reuse as their ratio
-        0 and, where it was evaluated, the one that recomputes everything as their 1."""
-        ends = [row for row in self.rows if row.mode in ("reuse", "blend") and row.policy is None]
-        names = dict.fromkeys((r.policy, r.check_layers) for r in self.rows if r.policy is not None)
-        return {
-            (policy, layers): sorted(
-                [
-                    *ends,
-                    *(r for r in self.rows if (r.policy, r.check_layers) == (policy, layers)),
-                ],
-                key=lambda row: row.ratio or 0,
-            )
-            for policy, layers in names
-            if policy is not None
-        }
+    def curves(self) -> list[tuple[ArmRow, ...]]:
+        """For each policy, with its check layers and context, the rows by rising ratio: reuse as
+        its ratio 0 and, where it was evaluated, the one that recomputes everything as its 1."""
+        lines: dict[tuple[object, ...], list[ArmRow]] = {}
+        for row in self.rows:
+            if row.policy is not None:
+                lines.setdefault((row.policy, row.check_layers, row.context), []).append(row)
+        for (_, _, context), line in lines.items():
+            for row in self.rows:
+                everything = row.mode == "blend" and row.policy is None
+                if everything or (row.mode == "reuse" and row.context == context):
+                    line.append(row)
+        return [
+            tuple(sorted(line, key=lambda row: -1 if row.ratio is None else row.ratio))
+            for line in lines.values()
+        ]
 
 
 def summarise(arms: Sequence[Arm], results: Sequence[QuestionResult]) -> tuple[ArmRow, ...]:
     """A row for every arm, in their order; none without results.
 
-    recovery needs an arm of mode reuse among them, and is None without one.
+    recovery needs an arm of mode reuse with the same context, and is None without one.
     """
     if not results:
         return ()
     draws = Bootstrap(len(results))
-    reuse = next((place for place, arm in enumerate(arms) if arm.mode == "reuse"), None)
-    lost = None if reuse is None else [result.arms[reuse].kl for result in results]
+    lost = {
+        arm.context: [result.arms[place].kl for result in results]
+        for place, arm in enumerate(arms)
+        if arm.mode == "reuse"
+    }
+    full = [result.full_ttft_s for result in results]
     return tuple(
-        _row(arm, [r.arms[place] for r in results], [r.full_ttft_s for r in results], lost, draws)
+        _row(arm, [r.arms[place] for r in results], full, lost.get(arm.context), draws)
         for place, arm in enumerate(arms)
     )
 
@@ -129,6 +135,7 @@ def _row(
         policy=arm.policy,
         ratio=arm.ratio,
         check_layers=arm.check_layers,
+        context=arm.context,
         questions=len(found),
         kl=kl.value,
         kl_low=kl.low,

@@ -9,6 +9,7 @@ from engine.api import Engine
 from engine.bench.layout import temporary_store
 from engine.blueprint import Blueprint
 from engine.compare import FORCED_TOKENS, Agreement, Reference, agreement, reference
+from engine.context import CONTEXT_KINDS
 from engine.evaluation.arms import Arm
 from engine.evaluation.metrics import Metric, score
 from engine.evaluation.questions import Question
@@ -18,7 +19,6 @@ from engine.prefill import Prefilled
 from engine.prompt import Prompt, PromptChunk, lay_out
 
 OnStep = Callable[[str], None]
-STEPS = 2  # of a question besides its arms: its full prefill, and storing its chunks
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,25 @@ def evaluate(
 ) -> Iterator[QuestionResult]:
     """Results one by one, from the question numbered `first` on.
 
-    A question's full prefill is computed once, its chunks are computed alone behind the prefix into
-    a store of its own in the system's temporary folder, and every arm answers from there, in turn.
-    The same call gives the same results but for the times.
+    A question's full prefill is computed once, its chunks are computed alone, behind the context of
+    the arms, into a store of their own in the system's temporary folder, and every arm answers from
+    there, in turn. The same call gives the same results but for the times.
 
     tokens: of full prefill's greedy answer, along which an arm is compared. metric: also lets every
     arm answer, up to max_tokens, and scores that where the question has answers. on_step is told
-    what has been done, len(arms) + STEPS times a question. Raises UsageError as `check` does,
+    what has been done, `steps` times a question. Raises UsageError as `check` does,
     CacheblendError for a full disk.
     """
     for number, question in enumerate(questions):
         if number >= first:
             runner = _Runner(engine, arms, tokens, metric, max_tokens, on_step)
             yield runner(number, question)
+
+
+def steps(arms: Sequence[Arm]) -> int:
+    """How often `on_step` is called for a question: for its full prefill, for storing its chunks
+    behind each context, and for each arm."""
+    return 1 + len({arm.context for arm in arms}) + len(arms)
 
 
 def check(blueprint: Blueprint, questions: Sequence[Question], arms: Sequence[Arm]) -> None:
@@ -105,6 +111,12 @@ def prompt_of(blueprint: Blueprint, question: Question) -> Prompt:
     return lay_out(template.prefix, chunks, template.separator, template.suffix(question.text))
 
 
+def _in_turn(arms: Sequence[Arm], number: int) -> list[Arm]:
+    """Another arm begins with every question, so that none is always the first."""
+    start = number % len(arms)
+    return [*arms[start:], *arms[:start]]
+
+
 @dataclass(frozen=True)
 class _Runner:
     """What `evaluate` was given, for one question."""
@@ -125,18 +137,22 @@ class _Runner:
         # It warms up the weights too: its own time does not count.
         full = reference(model, ids, self.engine.end_ids, capacity, self.tokens)
         self.on_step(f"{question.name}: full prefill")
-        with temporary_store(blueprint, len(ids)) as store:
-            over = Engine(model, blueprint, store=store)
-            over.precompute(
-                PromptChunk(s.token_ids, s.chunk_id) for s in prompt.segments if s.kind == "chunk"
-            )
-            over.prefill(prompt, BlendOptions.of(mode="reuse"), room=room)  # files into memory
-            self.on_step(f"{question.name}: stored")
-            results: dict[Arm, ArmResult] = {}
-            for arm in self._in_turn(number):
-                run = over.prefill(prompt, arm.options, room=room)
-                results[arm] = self._compared(question, run, full)
-                self.on_step(f"{question.name}: {arm.options.mode}")
+        results: dict[Arm, ArmResult] = {}
+        for context in CONTEXT_KINDS:
+            arms = [arm for arm in self.arms if arm.context == context]
+            if not arms:
+                continue
+            with temporary_store(blueprint, len(ids)) as store:
+                over = Engine(model, blueprint, store=store)
+                chunks = [segment for segment in prompt.segments if segment.kind == "chunk"]
+                behind = blueprint.template.context(context)
+                over.writer(behind, prompt.prefix_ids).write_missing(chunks)
+                over.prefill(prompt, BlendOptions.of(mode="reuse"), room=room)  # files into memory
+                self.on_step(f"{question.name}: stored")
+                for arm in _in_turn(arms, number):
+                    run = over.prefill(prompt, arm.options, room=room)
+                    results[arm] = self._compared(question, run, full)
+                    self.on_step(f"{question.name}: {arm.mode}")
         times = [results[arm].ttft_s for arm in self.arms if arm.mode == "full"]
         return QuestionResult(
             number,
@@ -146,11 +162,6 @@ class _Runner:
             times[0] if times else full.ttft_s,
             tuple(results[arm] for arm in self.arms),
         )
-
-    def _in_turn(self, number: int) -> list[Arm]:
-        """Another arm begins with every question, so that none is always the first."""
-        start = number % len(self.arms) if self.arms else 0
-        return [*self.arms[start:], *self.arms[:start]]
 
     def _compared(self, question: Question, run: Prefilled, full: Reference) -> ArmResult:
         same = agreement(self.engine.model, run.cache, run.tables, run.logits, full)

@@ -108,6 +108,21 @@ def test_table(world: World) -> None:
     ]
 
 
+def test_rows_that_differ_in_their_context_say_so(world: World, tmp_path: Path) -> None:
+    args = ("eval", "q.jsonl", "--limit", "1", "--ratios", "0.3,1", "--policies", "random")
+    picture = tmp_path / "x.svg"
+    result = world(
+        *(*args, "--no-answers", "--tokens", "2", "--contexts", "prefix,none"),
+        *("--plot", str(picture)),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert [line.split("  ")[0] for line in result.stdout.splitlines()[4:]] == [
+        *("full prefill", "reuse behind prefix", "blend random 0.3 behind prefix"),
+        *("reuse behind none", "blend random 0.3 behind none", "blend all 1"),
+    ]
+    assert b"random behind none" in picture.read_bytes()
+
+
 def test_without_answers_nothing_is_scored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "generate", lambda *a: pytest.fail("an answer was made"))
     args = ("eval", "q.jsonl", "--ratios", "0.3", "--tokens", "2", "--limit", "1", "--no-answers")
@@ -210,6 +225,7 @@ def test_other_settings_are_refused(world: World, tmp_path: Path) -> None:
         (("docs/one.md",), 2, "not JSON"),
         (("q.jsonl", "--passages", "4"), 2, "q0 has 3 passages"),
         (("q.jsonl", "--passages", "0"), 2, "passages"),
+        (("q.jsonl", "--contexts", "all"), 2, "context 'all' is unknown"),
         (("q.jsonl", "--modes", "fast"), 2, "mode 'fast' is unknown"),
         (("q.jsonl", "--policies", "best"), 2, "policy 'best' is unknown"),
         (("q.jsonl", "--policies", "explicit"), 2, "explicit"),

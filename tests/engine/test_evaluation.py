@@ -28,7 +28,8 @@ from engine.evaluation import metrics as metrics_module
 from engine.evaluation.metrics import choose_metric, f1, first_line, normalised, rouge_l, score
 from engine.evaluation.questions import digest
 from engine.evaluation.report import ArmRow
-from engine.evaluation.runner import STEPS, ArmResult, QuestionResult, check, prompt_of
+from engine.evaluation.runner import ArmResult, QuestionResult, check, prompt_of
+from engine.evaluation.runner import steps as steps_of
 from engine.evaluation.state import StateFile
 from engine.evaluation.statistics import Bootstrap
 from tests.engine.tiny_models import Tiny, build
@@ -57,7 +58,7 @@ QUESTIONS = tuple(question(number) for number in range(3))
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp("evaluation") / "tiny"
     build(Tiny("tiny", "Llama", {"vocab_size": 1000, "max_position_embeddings": 1024}), folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, "sentencepiece")  # one that has a BOS token
     return Engine.load(folder, device="cpu", dtype="fp32")
 
 
@@ -273,8 +274,24 @@ def test_every_arm_is_there_once_and_random_beside() -> None:
     assert [arm.mode for arm in alone] == ["full", "reuse", "prefix"]
 
 
+def test_every_context_has_its_own_reuse_but_shares_the_ends() -> None:
+    arms = plan_arms(policies=("value",), ratios=RATIOS, contexts=("none", "prefix"), random=False)
+    assert [(arm.context, arm.mode, arm.ratio) for arm in arms] == [
+        ("prefix", "full", None),
+        *(("none", "reuse", 0), ("none", "blend", 0.1), ("none", "blend", 0.3)),
+        *(("prefix", "reuse", 0), ("prefix", "blend", 0.1), ("prefix", "blend", 0.3)),
+        ("prefix", "blend", 1),
+    ]
+
+
 def test_arms_are_told_apart_by_their_keys() -> None:
-    arms = plan_arms(policies=("value", "key"), ratios=RATIOS, check_layers=(1, 2), seed=3)
+    arms = plan_arms(
+        policies=("value", "key"),
+        ratios=RATIOS,
+        check_layers=(1, 2),
+        contexts=("prefix", "bos"),
+        seed=3,
+    )
     assert len({arm.key for arm in arms}) == len(arms)
     exact = Arm(BlendOptions.of(ratio="0.10")), Arm(BlendOptions.of(ratio="0.1"))
     assert exact[0].key == exact[1].key
@@ -286,6 +303,7 @@ def test_arms_are_told_apart_by_their_keys() -> None:
         ({"policies": ("explicit",)}, "explicit"),
         ({"policies": ("best",)}, "unknown"),
         ({"modes": ("fast",)}, "unknown"),
+        ({"contexts": ("system",)}, "unknown"),
         ({"check_layers": (0,)}, "check layer 0"),
     ],
 )
@@ -342,7 +360,7 @@ def test_the_ends_are_exact_and_recovery_is_of_reuse(
 ) -> None:
     steps: list[str] = []
     results = list(evaluate(engine, QUESTIONS, arms, metric="f1", on_step=steps.append))
-    assert len(steps) == len(QUESTIONS) * (len(arms) + STEPS)
+    assert len(steps) == len(QUESTIONS) * steps_of(arms)
     rows = rows_of(arms, results)
     full, reuse, everything = (
         rows["full", None, None],
@@ -389,6 +407,20 @@ def test_the_same_call_gives_the_same_results(engine: Engine, arms: tuple[Arm, .
     # nor does it matter which arms are beside
     alone = list(evaluate(engine, QUESTIONS, arms[2:3], metric="f1"))
     assert [r.arms[0] for r in without_times(alone)] == [r.arms[2] for r in without_times(once)]
+
+
+def test_chunks_are_computed_behind_the_context(engine: Engine) -> None:
+    contexts = ("prefix", "bos", "none")
+    arms = plan_arms(policies=(), ratios=RATIOS[:1], contexts=contexts)
+    results = list(evaluate(engine, QUESTIONS, arms))
+    rows = {row.context: row for row in summarise(arms, results) if row.mode == "reuse"}
+    assert len({row.kl for row in rows.values()}) == 3
+    assert {context: row.recovery for context, row in rows.items()} == dict.fromkeys(contexts, 0)
+    # Behind nothing the first chunk is not exact, and can be selected too.
+    half = plan_arms(policies=("random",), ratios=(Decimal("0.9"),), contexts=("prefix", "none"))
+    (result,) = evaluate(engine, QUESTIONS[:1], half)
+    chosen = {arm.context: one for arm, one in zip(half, result.arms, strict=True)}
+    assert chosen["prefix"].recomputed < chosen["none"].recomputed
 
 
 def test_answers_are_those_that_ask_gives(engine: Engine, arms: tuple[Arm, ...]) -> None:
