@@ -65,6 +65,7 @@ def pull(
             name=name,
             offline=settings.offline,
             progress=progress,
+            say=out.note,
         )
     info = library.show(path.name, settings.models_dir)
     if json:
@@ -237,6 +238,7 @@ def _described(info: library.ModelInfo) -> dict[str, Any]:
     if manifest:
         described |= {
             "licence": manifest.licence,
+            "terms": manifest.terms,
             "origin": manifest.origin,
             "revision": manifest.revision,
             "pulled_at": manifest.pulled_at,

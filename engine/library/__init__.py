@@ -8,7 +8,7 @@
 Nothing heavy is imported until a model is converted or downloaded.
 """
 
-from engine.library.catalogue import CATALOGUE, DEFAULT, WheelModel
+from engine.library.catalogue import CATALOGUE, DEFAULT, Terms, Wheel, WheelModel
 from engine.library.intake import pull
 from engine.library.manifest import FileRecord, Manifest, Progress, read_manifest, silent
 from engine.library.shelf import (
@@ -30,6 +30,8 @@ __all__ = [
     "Manifest",
     "ModelInfo",
     "Progress",
+    "Terms",
+    "Wheel",
     "WheelModel",
     "check",
     "ensure_default",

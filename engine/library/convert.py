@@ -42,6 +42,11 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3 = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 # Tensors that say how to rotate; they go into config.json.
 _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -105,6 +110,7 @@ def _open(gguf_file: Path) -> Any:
 def _hf_names(names: Sequence[str], architecture: Architecture, where: str) -> dict[str, str]:
     """GGUF name to Hugging Face name. Raises UsageError for a tensor nobody knows."""
     found = {}
+    blocks = _BLOCK | _GEMMA3 if architecture.centred else _BLOCK
     for name in names:
         if name in _ROPE:
             continue
@@ -112,8 +118,8 @@ def _hf_names(names: Sequence[str], architecture: Architecture, where: str) -> d
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
         if block and block[2] == "ffn_up" and architecture.model_type == "phi3":
             target = f"model.layers.{block[1]}.mlp.gate_up_proj"
-        elif block and block[2] in _BLOCK:
-            target = f"model.layers.{block[1]}.{_BLOCK[block[2]]}"
+        elif block and block[2] in blocks:
+            target = f"model.layers.{block[1]}.{blocks[block[2]]}"
         elif stem in _TOP:
             target = _TOP[stem]
         else:
@@ -145,6 +151,8 @@ def _bf16(
     if part and architecture.permuted:
         key = "num_attention_heads" if part[1] == "q" else "num_key_value_heads"
         full = _in_halves(full, int(config[key]))
+    if architecture.centred and tensor.name.endswith("norm.weight"):
+        full = full - 1
     packed = gguf.quants.quantize(full, gguf.GGMLQuantizationType.BF16)
     return np.ascontiguousarray(packed).view(np.uint8)
 
@@ -194,6 +202,9 @@ def _product(shape: Sequence[int]) -> int:
 def _generation_config(metadata: Metadata) -> dict[str, Any]:
     """What ends an answer: the end of text, and the end of a turn where that is another token."""
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    if metadata.architecture == "gemma3":  # its files mostly don't name it
+        tokens: Sequence[str] = metadata.get("tokenizer.ggml.tokens") or ()
+        ends += [tokens.index(token) for token in ("<end_of_turn>",) if token in tokens]
     unique = list(dict.fromkeys(int(index) for index in ends if index is not None))
     pad = metadata.get("tokenizer.ggml.padding_token_id")
     return {

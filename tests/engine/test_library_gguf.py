@@ -33,7 +33,10 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
+GEMMA = {"attention__sliding_window": 8, "attention__sliding_window_pattern": 2}
+SENTENCEPIECE_TURN_END = len(SENTENCEPIECE) + 1
 TEXT = "In 2024 the 12 men\n\n  12  a  b\t7½²٣ on it’s naïve—東京 <|im_end|> <think>"
 
 
@@ -50,7 +53,8 @@ def converted(tmp_path: Path, architecture: str = "llama", **changes: object) ->
 def test_weights_are_the_models_own(architecture: str, tied: bool, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    weights = write_gguf(tmp_path / "tiny.gguf", architecture, tied=tied)
+    keys = GEMMA if architecture == "gemma3" else {}
+    weights = write_gguf(tmp_path / "tiny.gguf", architecture, tied=tied, **keys)  # type: ignore[arg-type]
     convert(tmp_path / "tiny.gguf", tmp_path, silent)
     found = load_file(tmp_path / "model.safetensors")
     assert set(found) == set(weights)
@@ -61,10 +65,11 @@ def test_weights_are_the_models_own(architecture: str, tied: bool, tmp_path: Pat
     assert (config.architecture, config.tied) == (ARCHITECTURES[architecture], tied)
     assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (2, 4, 2, 16)
     assert (config.rope.theta, config.rms_norm_eps) == (100_000.0, 1e-5)
-    assert (config.max_positions, config.eos_ids) == (512, (2,))
+    turns = (SENTENCEPIECE_TURN_END,) if architecture == "gemma3" else ()
+    assert (config.max_positions, config.eos_ids) == (512, (2, *turns))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
 def test_transformers_reads_the_same_weights_from_the_file(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -73,7 +78,8 @@ def test_transformers_reads_the_same_weights_from_the_file(
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    made = converted(tmp_path, architecture, packed=gguf.GGMLQuantizationType.Q8_0)
+    keys = GEMMA if architecture == "gemma3" else {}
+    made = converted(tmp_path, architecture, packed=gguf.GGMLQuantizationType.Q8_0, **keys)
     model = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
     theirs = load_gguf_checkpoint(
         str(tmp_path / "tiny.gguf"), return_tensors=True, model_to_load=model
@@ -207,6 +213,62 @@ def test_linear_and_yarn_scaling_are_kept(tmp_path: Path) -> None:
     made = converted(tmp_path, "qwen2", **keys, rope__scaling__original_context_length=128)
     rope = load_config(made).rope
     assert (rope.type, rope.factor, rope.original_max_positions) == ("yarn", 4.0, 128)
+
+
+def test_gemma_gives_the_logits_that_transformers_gets_from_what_is_written(
+    tmp_path: Path,
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from engine.forward import forward
+    from engine.model import Decoder
+
+    keys = {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0}
+    made = converted(tmp_path, "gemma3", **GEMMA, **keys)
+    oracle = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32).eval()
+    assert type(oracle).__name__ == "Gemma3ForCausalLM"
+    assert oracle.config.layer_types == ["sliding_attention", "full_attention"]
+    rope = oracle.config.rope_parameters
+    assert rope["full_attention"]["factor"] == 2.0
+    assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (
+        (100_000.0, 10_000.0)
+    )
+    model, ids = Decoder.load(made, "cpu", "fp32"), list(range(3, 43))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([ids])).logits[0]
+        cache = model.new_cache(len(ids))
+        got = forward(model, cache, ids, model.rope.tables(len(ids)), last=None)
+    assert (got - expected).abs().max() <= 1e-4
+
+
+def test_gemmas_layers_are_five_local_ones_to_a_global_one(tmp_path: Path) -> None:
+    window = {"attention__sliding_window": 8, "block_count": 2}
+    made = converted(tmp_path, "gemma3", **window)
+    assert load_config(made).windows == (8, 8)
+    raw = json.loads((made / "config.json").read_text())
+    assert raw["layer_types"] == ["sliding_attention"] * 2
+    folder = tmp_path / "capped"
+    folder.mkdir()
+    capped = converted(folder, "gemma3", final_logit_softcapping=30.0, **window)
+    with pytest.raises(UsageError, match="final_logit_softcapping"):
+        load_config(capped)
+
+
+def test_gemmas_text_never_yields_its_turns(tmp_path: Path) -> None:
+    from engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(converted(tmp_path, "gemma3", **GEMMA))
+    turn = SENTENCEPIECE_TURN_END
+    assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.prepends_space) == (1, True, False)
+    assert {turn, turn - 1} <= tokenizer.special_ids
+    assert tokenizer.encode_template("the<end_of_turn>")[-1] == turn
+    text = "the  <end_of_turn>in<start_of_turn>\nébc"
+    ids = tokenizer.encode(text)
+    assert not tokenizer.special_ids & set(ids)
+    assert tokenizer.decode(ids) == text
+    assert [SENTENCEPIECE[i] for i in tokenizer.encode(" the")] == ["▁the"]
+    assert [SENTENCEPIECE[i] for i in tokenizer.encode("é")] == ["<0xC3>", "<0xA9>"]
 
 
 def llama3_divisors(factor: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

@@ -31,6 +31,7 @@ TOKENS = [*SPECIAL, *USER_DEFINED, *byte_letters(), *("".join(m.split(" ")) for 
 
 _PIECES = ["▁t", "he", "▁the", "in", "▁", *"abcdefghinoprstuvwxyz"]
 SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *_PIECES]
+TURNS = ["<start_of_turn>", "<end_of_turn>"]
 
 
 def write_gguf(
@@ -50,7 +51,9 @@ def write_gguf(
     `tensors` are written besides; `keys`, their dots spelt `__`, replace or add metadata of the
     architecture.
     """
-    tokens = SENTENCEPIECE if sentencepiece else TOKENS
+    sentencepiece = sentencepiece or architecture == "gemma3"
+    pieces = [*SENTENCEPIECE, *TURNS] if architecture == "gemma3" else SENTENCEPIECE
+    tokens = pieces if sentencepiece else TOKENS
     weights = _weights(architecture, tied, len(tokens))
     writer = gguf.GGUFWriter(path, architecture)
     numbers = {
@@ -74,7 +77,7 @@ def write_gguf(
     writer.add_float32(f"{architecture}.rope.freq_base", 100000.0)
     writer.add_license("apache-2.0")
     if sentencepiece:
-        _add_sentencepiece(writer)
+        _add_sentencepiece(writer, pieces)
     else:
         _add_tokenizer(writer, pre, add_bos)
     for name, array in weights.items():
@@ -82,6 +85,8 @@ def write_gguf(
         part = name.rpartition("self_attn.")[2].split("_")[0]
         if architecture in _PERMUTED and part in ("q", "k") and "_norm" not in name:
             values = _interleaved(array, HEADS if part == "q" else KV_HEADS)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            values = array + 1  # which the model's own code adds
         kind = packed if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(ours, gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in (tensors or {}).items():
@@ -93,12 +98,17 @@ def write_gguf(
     return weights
 
 
-def _add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+def _add_sentencepiece(writer: gguf.GGUFWriter, pieces: list[str]) -> None:
     """A file of the older kind: scores in place of merges, no word on BOS."""
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(SENTENCEPIECE)
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(_PIECES))
-    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(_PIECES))])
+    controls = len(pieces) - len(SENTENCEPIECE)
+    writer.add_token_list(pieces)
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(_PIECES) + [3] * controls)
+    scores = [-float(rank) for rank in range(len(_PIECES))]
+    writer.add_token_scores([0.0] * 259 + scores + [-1000.0] * controls)
+    if controls:
+        writer.add_add_bos_token(True)
+        writer.add_add_space_prefix(False)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -157,7 +167,10 @@ def _weights(architecture: str, tied: bool, vocab: int) -> Weights:
             weights[f"{at}.self_attn.q_proj.bias"] = random(q)
             weights[f"{at}.self_attn.k_proj.bias"] = random(kv)
             weights[f"{at}.self_attn.v_proj.bias"] = random(kv)
-        if architecture == "qwen3":
+        if architecture == "gemma3":
+            weights[f"{at}.pre_feedforward_layernorm.weight"] = random(HIDDEN)
+            weights[f"{at}.post_feedforward_layernorm.weight"] = random(HIDDEN)
+        if architecture in ("qwen3", "gemma3"):
             weights[f"{at}.self_attn.q_norm.weight"] = random(HEAD_DIM)
             weights[f"{at}.self_attn.k_norm.weight"] = random(HEAD_DIM)
     return weights
