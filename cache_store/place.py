@@ -12,6 +12,7 @@ from cache_store.catalog import CATALOG_NAME
 from cache_store.database import SUFFIXES
 from cache_store.disk import PARTIAL
 from cache_store.errors import IntegrityError, UsageError
+from cache_store.journal import JOURNAL_FOLDER
 
 KV_FOLDER = "kv"
 DEFAULT_LIMIT = 20 * 10**9
@@ -49,7 +50,7 @@ def is_new(root: Path) -> bool:
             raise IntegrityError(f"{folder} is a link", "remove it")
     if (kv / DBNAME).exists():
         return False
-    ours = {KV_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
+    ours = {KV_FOLDER, JOURNAL_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
     if any(item.name not in ours for item in root.iterdir()):
         raise UsageError(
             f"{root} holds other files and no store",

@@ -52,13 +52,16 @@ def disk_usage(root: Path) -> int:
 
 class Space:
     """Keeps a store under its limit. Not counted from scratch at every write: the files of
-    entries are known from the index, the databases are looked at, and the rest (folders, files
-    that nothing speaks of) is counted anew as often as that costs little."""
+    entries are known from the index, the databases and logs are looked at, and the rest (folders,
+    files that nothing speaks of) is counted anew as often as that costs little."""
 
-    def __init__(self, root: Path, index: Index, databases: Iterable[Path]) -> None:
+    def __init__(
+        self, root: Path, index: Index, databases: Iterable[Path], logs: Iterable[Path] = ()
+    ) -> None:
         self._root = root
         self._index = index
         self._databases = [path.with_name(path.name + s) for path in databases for s in SUFFIXES]
+        self._databases += logs
         self._partial = index.path.parent / PARTIAL
         self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -26,6 +26,7 @@ from cache_store.errors import (
 )
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
+from cache_store.journal import Journal, journal_files
 from cache_store.keys import KVSpec, entry_key, group_key
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
@@ -40,7 +41,7 @@ _ID_DIGITS = 64
 
 class ChunkStore:
     """One folder with the KV of chunks, behind different contexts and for different models, and
-    the catalog of the documents they come from.
+    the catalog of the documents they come from; `journal` is the log of what was audited.
 
     `open` makes one. Threads and processes may share a store. Methods raise IntegrityError for a
     damaged index, CacheblendError where it is locked or the disk fails. An entry that is damaged
@@ -55,7 +56,7 @@ class ChunkStore:
         self._passed_over: set[str] = set()
         self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
         databases = (self._index.path, path / CATALOG_NAME)
-        self._space = Space(path, self._index, databases)
+        self._space = Space(path, self._index, databases, journal_files(path))
         try:
             self.catalog = Catalog(
                 path / CATALOG_NAME, read_only=read_only, make_room=self._space.make_room
@@ -63,6 +64,7 @@ class ChunkStore:
         except BaseException:
             self._index.close()
             raise
+        self.journal = Journal(path, read_only=read_only, make_room=self._space.make_room)
 
     @classmethod
     def open(

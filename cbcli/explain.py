@@ -36,6 +36,11 @@ def headline(result: AskResult) -> str:
             f"full prefill {duration_text(c.ttft_s)} ({c.speedup:.1f}x) and {same}, "
             f"mean KL {c.kl_mean:.4f}, top-1 agreement {100 * c.top1_agreement:.0f}%"
         )
+    elif result.audit is not None:
+        a = result.audit
+        parts.append(
+            f"audited: mean KL {a.kl_mean:.4f}, top-1 agreement {100 * a.top1_agreement:.0f}%"
+        )
     return "; ".join(parts)
 
 

@@ -39,6 +39,12 @@ MinTokens = Annotated[
     int | None, typer.Option("--min-tokens", help="Fewest cached tokens worth blending.")
 ]
 Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefill, and compare.")]
+Audit = Annotated[
+    int | None,
+    typer.Option(
+        "--audit", help="Check one in N answers against full prefill; log it.", metavar="N"
+    ),
+]
 Save = Annotated[
     bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
 ]

@@ -13,6 +13,7 @@ from cbcli.settings import Settings, data_root
 
 if TYPE_CHECKING:
     from engine.api import Engine
+    from engine.audit import Audit
     from engine.blueprint import Blueprint
     from engine.options import BlendOptions, SamplingOptions
 
@@ -101,6 +102,13 @@ def sampling_options(settings: Settings) -> SamplingOptions:
         seed=settings.seed,
         stop=settings.stop,
     )
+
+
+def audit_of(settings: Settings, store: ChunkStore, number: int | None = None) -> Audit | None:
+    """Whether and where to log how good answers are; `number`: see `engine.audit.Audit`."""
+    from engine.audit import Audit, AuditLog
+
+    return Audit(AuditLog(store.journal), settings.audit, number) if settings.audit else None
 
 
 def shown_source(source: str) -> str:

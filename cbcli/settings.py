@@ -124,6 +124,9 @@ class Settings:
     strict_context: bool = _setting(
         False, values.flag, "Use only chunks computed behind this very system prompt"
     )
+    audit: int = _setting(
+        0, values.whole(0), "Check one in so many answers against full prefill; 0: none"
+    )
     seed: int = _setting(0, values.whole(0, 2**63 - 1), "Seed of sampling and of shuffling")
     max_tokens: int = _setting(256, values.whole(1), "Most tokens of an answer")
     temperature: float = _setting(0, values.number(0, 100), "0 decodes greedily, more samples")

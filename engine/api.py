@@ -10,18 +10,20 @@ import torch
 
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
+from engine.audit import Audit, AuditRecord, prompt_hash
 from engine.blueprint import Blueprint
-from engine.compare import FORCED_TOKENS, agreement, first_divergence, reference
+from engine.compare import FORCED_TOKENS, Agreement, agreement, first_divergence, reference
 from engine.forward import forward
 from engine.generate import Generated, generate
 from engine.kv_cache import KVCache
 from engine.model import DTYPES, Decoder
 from engine.options import BlendOptions, SamplingOptions
 from engine.precompute import ChunkWriter
-from engine.prefill import Prefiller
+from engine.prefill import Prefilled, Prefiller
 from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.results import (
     AskResult,
+    Audited,
     Comparison,
     FirstToken,
     KVRecord,
@@ -138,6 +140,7 @@ class Engine:
         blend: BlendOptions | None = None,
         sampling: SamplingOptions | None = None,
         compare: bool = False,
+        audit: Audit | None = None,
         save: bool = True,
         on_text: Callable[[str], None] | None = None,
     ) -> AskResult:
@@ -146,7 +149,13 @@ class Engine:
         prompt = self.prompt(question, chunks)
         tokenize_s = time.perf_counter() - began
         result = self.generate(
-            prompt, blend=blend, sampling=sampling, compare=compare, save=save, on_text=on_text
+            prompt,
+            blend=blend,
+            sampling=sampling,
+            compare=compare,
+            audit=audit,
+            save=save,
+            on_text=on_text,
         )
         timing = replace(
             result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
@@ -160,19 +169,22 @@ class Engine:
         blend: BlendOptions | None = None,
         sampling: SamplingOptions | None = None,
         compare: bool = False,
+        audit: Audit | None = None,
         save: bool = True,
         on_text: Callable[[str], None] | None = None,
     ) -> AskResult:
         """Answers a prompt of segments.
 
-        compare: also run a full prefill of the same ids. save: chunks that missed are computed
-        again alone and stored, after the answer. on_text gets the answer piece by piece. Raises
-        UsageError for a prompt longer than the model's context and for options the model cannot
-        honour.
+        compare: also run a full prefill of the same ids. audit: do so after the answer where this
+        prompt is due and stored KV was used for it, and log how far it was off. save: chunks that
+        missed are computed again alone and stored, after the answer. on_text gets the answer piece
+        by piece. Raises UsageError for a prompt longer than the model's context and for options
+        the model cannot honour.
         """
         began = time.perf_counter()
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
-        room = max(chosen.max_tokens, FORCED_TOKENS) if compare else chosen.max_tokens
+        checked = compare or audit is not None
+        room = max(chosen.max_tokens, FORCED_TOKENS) if checked else chosen.max_tokens
         run = self.prefill(prompt, options, room=room)
         full = same = None
         if compare:
@@ -192,7 +204,8 @@ class Engine:
                 plain.text,
             )
         blending = options.mode == "blend"
-        notes = run.notes + (self._save_missing(prompt, run.found) if save else ())
+        audited, notes = self._audited(prompt, run, options, audit, same)
+        notes = run.notes + notes + (self._save_missing(prompt, run.found) if save else ())
         load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
         return AskResult(
             answer=answer.text,
@@ -227,6 +240,7 @@ class Engine:
             ),
             kv=KVRecord(run.bytes_loaded, "disk" if run.bytes_loaded else "none"),
             compare=comparison,
+            audit=audited,
             selected=run.selected,
             notes=notes,
         )
@@ -246,6 +260,33 @@ class Engine:
     ) -> Generated:
         stream = self.tokenizer.stream()
         return generate(self.model, cache, tables, logits, sampling, stream, self.end_ids, on_text)
+
+    def _audited(
+        self,
+        prompt: Prompt,
+        run: Prefilled,
+        options: BlendOptions,
+        audit: Audit | None,
+        same: Agreement | None,
+    ) -> tuple[Audited | None, tuple[str, ...]]:
+        """How far the answer's KV cache is from full prefill's, logged, if the prompt is due; and
+        what the caller should be told. same: what is known of it already."""
+        if audit is None or not _used_stored_kv(run, options):
+            return None, ()
+        try:
+            if not audit.is_due():
+                return None, ()
+            if same is None:
+                run.cache.length = len(prompt.token_ids)  # the answer's rows are overwritten
+                full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)
+                same = agreement(self.model, run.cache, run.tables, run.logits, full)
+            audited = Audited(same.kl_first, same.kl_mean, same.top1)
+            audit.log.append(_audit_record(self.info, prompt, run, options, audited))
+        except (CacheblendError, RuntimeError, MemoryError) as error:
+            # The answer is there, and must not be lost for this; torch's word for no memory left
+            # is a RuntimeError.
+            return None, (f"the prompt was not audited: {error}",)
+        return audited, ()
 
     def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
         """Stores what missed, computed alone behind the prompt's own prefix, or the shorter context
@@ -276,6 +317,33 @@ def _prompt_record(prompt: Prompt, sources: Sequence[Source]) -> PromptRecord:
             )
             for s in sources
         ),
+    )
+
+
+def _used_stored_kv(run: Prefilled, options: BlendOptions) -> bool:
+    """Whether the run is an approximation, and not a full prefill or an exact leading part."""
+    approximate = options.mode in ("blend", "reuse") and not options.computes_all
+    return approximate and not run.skipped and run.cached_tokens > 0
+
+
+def _audit_record(
+    model: ModelInfo, prompt: Prompt, run: Prefilled, options: BlendOptions, audited: Audited
+) -> AuditRecord:
+    blending = options.mode == "blend"
+    return AuditRecord(
+        time=time.time(),
+        prompt=prompt_hash(prompt.token_ids),
+        model=model.fingerprint,
+        dtype=model.dtype,
+        mode=options.mode,
+        policy=options.policy if blending else "",
+        ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+        tokens=len(prompt.token_ids),
+        cached_tokens=run.cached_tokens,
+        recomputed=len(run.selected),
+        kl_first=audited.kl_first,
+        kl_mean=audited.kl_mean,
+        top1_agreement=audited.top1_agreement,
     )
 
 

@@ -93,6 +93,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Audited:
+    """As in `Comparison`, of a prompt that was audited after its answer; see `engine.audit`."""
+
+    kl_first: float
+    kl_mean: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
 class AskResult:
     """One answered prompt. selected: prompt positions recomputed to the last layer; notes: what
     the caller should be told (damaged entries, chunks not saved); neither is in the JSON."""
@@ -112,6 +121,7 @@ class AskResult:
     timing: Timing
     kv: KVRecord
     compare: Comparison | None
+    audit: Audited | None = None
     selected: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

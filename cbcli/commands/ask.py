@@ -19,6 +19,7 @@ from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
 from cbcli.output import Output
 from cbcli.session import (
+    audit_of,
     blend_options,
     load_engine,
     open_blueprint,
@@ -63,6 +64,7 @@ def ask(
     loader: flags.Loader = None,
     min_tokens: flags.MinTokens = None,
     compare: flags.Compare = False,
+    audit: flags.Audit = None,
     save: flags.Save = None,
     context: flags.Context = None,
     strict_context: flags.StrictContext = None,
@@ -100,6 +102,7 @@ def ask(
             "check_layers": ",".join(check_layer) if check_layer else None,
             "loader": loader,
             "min_tokens": min_tokens,
+            "audit": audit,
             "save": save,
             "context": context,
             "strict_context": strict_context,
@@ -218,6 +221,7 @@ def _answer(
         blend=blend,
         sampling=sampling_options(settings),
         compare=compare,
+        audit=audit_of(settings, store),
         save=settings.save,
         on_text=None if out.json else out.piece,
     )

@@ -16,6 +16,7 @@ import typer
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.place import MIN_LIMIT
 from cache_store.store import ChunkStore, StoreStats, VerifyReport
+from cbcli.audit_report import AuditReport
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples, nearest
 from cbcli.commands import estimate
 from cbcli.output import Output
@@ -160,14 +161,19 @@ def rm(
 def stats(
     store_dir: StoreDir = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = 0
 ) -> None:
-    """Show how much is stored, and how much room there is."""
+    """Show how much is stored, how much room there is, and how good audited answers were.
+
+    Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     with _reading(store_dir) as store:
         found = store.stats()
+        audited = AuditReport.of(store)
+    audited.warn(out)
     if json:
-        out.data(asdict(found))
+        out.data({**asdict(found), "audit": audited.described()})
     else:
         out.pairs(_stat_pairs(found))
+        audited.show(out)
 
 
 @app.command(epilog=examples("cacheblend store verify", "cacheblend store verify --repair"))

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import CacheblendError
 from cache_store.keys import chunk_id
+from cache_store.store import ChunkStore
 from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
 from cbcli.output import Output
 from cbcli.session import (
+    audit_of,
     blend_options,
     load_engine,
     open_blueprint,
@@ -77,6 +79,7 @@ class _Session:
 
     chooser: Chooser
     engine: Engine
+    store: ChunkStore
 
 
 class LineRunner:
@@ -103,7 +106,7 @@ class LineRunner:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
             self._opened_s = time.perf_counter() - began  # the engine tells its own time
             engine = load_engine(self._settings, blueprint, store)
-            self._session = _Session(Chooser(store), engine)
+            self._session = _Session(Chooser(store), engine, store)
         return self._session
 
     def __call__(self, line: PromptLine) -> Answer:
@@ -145,6 +148,7 @@ class LineRunner:
             blend=blend_options(settings),
             sampling=sampling_options(settings),
             compare=self._compare,
+            audit=audit_of(settings, session.store, line.name.number - 1),
             save=settings.save,
         )
         opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer

@@ -1,0 +1,187 @@
+"""Watching quality in use: one in N prompts again with full prefill, its divergence in a log.
+
+The log is in the store's folder. It holds numbers and a hash of each prompt, never text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from blake3 import blake3
+
+from cache_store.errors import UsageError
+from cache_store.journal import Journal
+from cache_store.keys import pack_ids
+
+LAST = 100  # audited prompts that a running mean is over
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """One audited prompt. time: seconds since the epoch; prompt: hash of its ids; model: its
+    fingerprint; policy: empty for mode reuse; KL(full || blend) in nats, its mean and the share of
+    equal top tokens teacher-forced along full prefill's greedy answer."""
+
+    time: float
+    prompt: str
+    model: str
+    dtype: str
+    mode: str
+    policy: str
+    ratios: tuple[float, ...]
+    tokens: int
+    cached_tokens: int
+    recomputed: int
+    kl_first: float
+    kl_mean: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class AuditGroup:
+    """What was audited of one model, type, mode, policy and ratio. kl_mean, top1_agreement: of the
+    last 100; kl_worst: the largest mean KL of a prompt, and `worst` that prompt's hash."""
+
+    model: str
+    dtype: str
+    mode: str
+    policy: str
+    ratios: tuple[float, ...]
+    audited: int
+    kl_mean: float
+    kl_worst: float
+    worst: str
+    top1_agreement: float
+    last_at: float
+
+
+class AuditLog:
+    """The audited prompts of one store; see `Journal` for what it raises."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def append(self, record: AuditRecord) -> None:
+        self._journal.append({"v": _VERSION, **asdict(record)})
+
+    def next_number(self) -> int:
+        """Counts prompts over all processes, from 0."""
+        return self._journal.next_number()
+
+    def require_writable(self) -> None:
+        self._journal.require_writable()
+
+    def records(self) -> tuple[list[AuditRecord], int]:
+        """What is in the log, oldest first, and how many of its lines are damaged."""
+        lines = self._journal.read()
+        found = [_record(line) for line in lines.records]
+        good = [record for record in found if record is not None]
+        return good, lines.damaged + len(found) - len(good)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Which prompts to audit: those whose number is a multiple of `every`.
+
+    number: the prompt's place among those of its run, from 0; None: by the log's own count, over
+    all processes. Raises UsageError for an `every` below 1.
+    """
+
+    log: AuditLog
+    every: int
+    number: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"one in {self.every} prompts cannot be audited", "give 1 or more")
+
+    def is_due(self) -> bool:
+        """Whether this prompt is to be audited; counts it. To be asked once a prompt.
+
+        Raises UsageError where the store is open for reading only.
+        """
+        self.log.require_writable()
+        number = self.log.next_number() if self.number is None else self.number
+        return number % self.every == 0
+
+
+def prompt_hash(token_ids: Sequence[int]) -> str:
+    """32 hex digits that name a prompt in the log."""
+    return blake3(pack_ids(tuple(token_ids))).hexdigest()[:32]
+
+
+def audit_groups(records: Iterable[AuditRecord]) -> list[AuditGroup]:
+    """The records summed up, the group that was audited last first."""
+    grouped: dict[tuple[Any, ...], list[AuditRecord]] = {}
+    for r in records:
+        grouped.setdefault((r.model, r.dtype, r.mode, r.policy, r.ratios), []).append(r)
+    groups = []
+    for members in grouped.values():
+        worst = max(members, key=lambda record: record.kl_mean)
+        groups.append(
+            AuditGroup(
+                model=worst.model,
+                dtype=worst.dtype,
+                mode=worst.mode,
+                policy=worst.policy,
+                ratios=worst.ratios,
+                audited=len(members),
+                kl_mean=fmean(r.kl_mean for r in members[-LAST:]),
+                kl_worst=worst.kl_mean,
+                worst=worst.prompt,
+                top1_agreement=fmean(r.top1_agreement for r in members[-LAST:]),
+                last_at=max(r.time for r in members),
+            )
+        )
+    return sorted(groups, key=lambda group: group.last_at, reverse=True)
+
+
+def running_kl(
+    log: AuditLog,
+    model: str,
+    policy: str,
+    *,
+    ratio: float | None = None,
+    dtype: str | None = None,
+    last: int = LAST,
+) -> float | None:
+    """Mean KL of the last audited blends of a model (its fingerprint) with a policy, or None.
+
+    ratio: of those alone that chose with this ratio at the last check layer; dtype: of those in
+    this type. A log that cannot be read raises as `AuditLog.records` does.
+    """
+    found = [
+        r.kl_mean
+        for r in log.records()[0]
+        if (r.model, r.mode, r.policy) == (model, "blend", policy)
+        and (ratio is None or r.ratios[-1:] == (ratio,))
+        and (dtype is None or r.dtype == dtype)
+    ]
+    return fmean(found[-last:]) if found else None
+
+
+def _record(line: Any) -> AuditRecord | None:
+    """The record that a line holds; None for one that `append` didn't write."""
+    if line.get("v") != _VERSION:
+        return None
+    texts = {name: line.get(name) for name in ("prompt", "model", "dtype", "mode", "policy")}
+    counts = {name: line.get(name) for name in ("tokens", "cached_tokens", "recomputed")}
+    numbers = {name: line.get(name) for name in ("time", "kl_first", "kl_mean", "top1_agreement")}
+    ratios = line.get("ratios")
+    if not (
+        all(isinstance(text, str) for text in texts.values())
+        and all(type(count) is int and count >= 0 for count in counts.values())
+        and isinstance(ratios, list)
+        and all(_is_number(number) for number in (*numbers.values(), *ratios))
+    ):
+        return None
+    return AuditRecord(**texts, **counts, **numbers, ratios=tuple(map(float, ratios)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
