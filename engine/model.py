@@ -178,7 +178,8 @@ class Decoder:
         normed = self.kernels.norm(
             x, self.weights.norm, self.config.rms_norm_eps, self._kept("norm", x.shape)
         )
-        return F.linear(normed, self.weights.head).float()
+        out = x.new_empty(len(x), len(self.weights.head))
+        return self.kernels.linear(normed, self.weights.head, None, out).float()
 
 
 def choose_device(name: str) -> torch.device:

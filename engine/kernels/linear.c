@@ -4,7 +4,10 @@
    much of its time on arranging the weight. A task takes a few panels of output columns: their part
    of the weight is arranged once and stays in the second cache, and every block of rows, in the
    first cache, meets all of them. The order in which a result is summed up depends on nothing but
-   the weight's size, so a token's result is the same to the bit whichever others come with it. */
+   the weight's size, so a token's result is the same to the bit whichever others come with it.
+
+   Few rows are another matter: reading the weight is most of the work. There the weight is the left
+   operand, as it lies in memory, and the rows are arranged, once for all of it. */
 
 #include "native.h"
 
@@ -20,6 +23,7 @@ enum {
     SIDE = 2 * TILE, /* rows and columns of the block of results in hand */
     DEPTH = 640,     /* most of the inner dimension taken at a time */
     PANELS = 8,      /* most of a task, each SIDE columns wide */
+    NEAR = 128,      /* elements of a row of weight that are brought to the first cache ahead */
 };
 
 /* TILE rows of the weight from column `from` on, as right operands: [depth / 32][16][32]. */
@@ -89,12 +93,12 @@ static inline __m512 bias_of(const uint16_t *bias, long column) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
 
-/* Rounds a finished block of results, gated where there is an `up`, into out. */
-static void put(const Product *p, const float *block, long row, long panel) {
+/* Rounds the rows of a finished block of results, gated where there is an `up`, into out. */
+static void put(const Product *p, const float *block, long row, long panel, long rows) {
     const long column = panel * (p->up ? TILE : SIDE);
     const __m512 first = bias_of(p->bias, column);
     const __m512 second = p->up ? bias_of(p->up_bias, column) : bias_of(p->bias, column + TILE);
-    for (int i = 0; i < SIDE; i++, block += SIDE) {
+    for (long i = 0; i < rows; i++, block += SIDE) {
         uint16_t *to = p->out + (row + i) * p->width + column;
         const __m512 a = _mm512_add_ps(_mm512_load_ps(block), first);
         const __m512 b = _mm512_add_ps(_mm512_load_ps(block + TILE), second);
@@ -134,10 +138,89 @@ static void perform(const Product *p, Task task, uint16_t *arranged, float *sums
             for (long n = 0; n < task.count; n++, block += parts > 1 ? SIDE * SIDE : 0) {
                 multiply(p->x + at * inner + d, inner, arranged + n * SIDE * DEPTH, depth, block,
                          d == 0);
-                if (d + depth == inner) put(p, block, at, task.first + n);
+                if (d + depth == inner) put(p, block, at, task.first + n, SIDE);
             }
         }
     }
+}
+
+/* block[row][column] of SIDE columns and `tiles` tiles of rows, for all of the inner dimension. a and
+   b: TILE rows of weight each; x: arranged, [inner / 32][2][16][32]. ahead: what is read next, a line
+   of memory at a time, or null. */
+static void multiply_few(const uint16_t *a, const uint16_t *b, const uint16_t *ahead,
+                         const uint16_t *ahead_b, const uint16_t *x, long inner, int tiles,
+                         float *block) {
+    float turned[4][TILE * TILE] __attribute__((aligned(64)));
+    settle();
+    clear();
+    for (long d = 0; d < inner; d += 32, x += 2 * TILE * 32) {
+        for (int i = 0; i < TILE; i++) {
+            _mm_prefetch(a + i * inner + d + NEAR, _MM_HINT_T0);
+            _mm_prefetch(b + i * inner + d + NEAR, _MM_HINT_T0);
+            if (!ahead) continue;
+            _mm_prefetch(ahead + d * TILE + i * 32, _MM_HINT_T1);
+            _mm_prefetch(ahead_b + d * TILE + i * 32, _MM_HINT_T1);
+        }
+        _tile_loadd(4, a + d, inner * 2);
+        _tile_loadd(5, b + d, inner * 2);
+        _tile_loadd(6, x, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        if (tiles > 1) {
+            _tile_loadd(7, x + TILE * 32, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, turned[0], 64);
+    _tile_stored(1, turned[1], 64);
+    _tile_stored(2, turned[2], 64);
+    _tile_stored(3, turned[3], 64);
+    settle();
+    for (int t = 0; t < 2 * tiles; t++) {
+        __m512i tile[TILE];
+        for (int i = 0; i < TILE; i++) tile[i] = _mm512_load_si512(turned[t] + i * TILE);
+        transpose(tile);
+        float *to = block + t / 2 * TILE * SIDE + t % 2 * TILE;
+        for (int i = 0; i < TILE; i++) _mm512_store_si512(to + i * SIDE, tile[i]);
+    }
+}
+
+/* Up to SIDE rows. Whether there was memory for it. */
+static int multiply_rows(const Product *p, int threads) {
+    enum { CHUNK = 2 };
+    const long inner = p->inner, width = p->up ? TILE : SIDE, panels = p->width / width;
+    const int tiles = p->rows > TILE ? 2 : 1;
+    uint16_t *x = aligned_alloc(64, (size_t)(SIDE * inner) * sizeof(uint16_t));
+    if (!x) return 0;
+    for (long d = 0; d < inner; d += 32) {
+        for (int t = 0; t < tiles; t++) {
+            __m512i tile[TILE];
+            for (int i = 0; i < TILE; i++)
+                tile[i] = t * TILE + i < p->rows
+                              ? _mm512_loadu_si512(p->x + (t * TILE + i) * inner + d)
+                              : _mm512_setzero_si512();
+            transpose(tile);
+            uint16_t *to = x + d * SIDE + t * TILE * 32;
+            for (int i = 0; i < TILE; i++) _mm512_store_si512(to + i * 32, tile[i]);
+        }
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        configure_tiles();
+#pragma omp for schedule(dynamic, CHUNK)
+        for (long n = 0; n < panels; n++) {
+            float block[SIDE * SIDE] __attribute__((aligned(64)));
+            const uint16_t *a = p->w + n * width * inner;
+            const uint16_t *b = p->up ? p->up + n * width * inner : a + TILE * inner;
+            const long on = n + 1 < panels ? width * inner : 0;
+            multiply_few(a, b, on ? a + on : 0, b + on, x, inner, tiles, block);
+            put(p, block, 0, n, p->rows);
+        }
+        release_tiles();
+    }
+    free(x);
+    return 1;
 }
 
 static long ceiling(long a, long b) { return (a + b - 1) / b; }
@@ -183,17 +266,7 @@ CB_API int cb_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
                      long inner, long width, int gelu, int threads) {
     if (!rows || !inner || !width) return 0;
     Product p = {x, w, bias, up, up_bias, out, rows, inner, width, gelu};
-    if (rows >= SIDE) return multiply_all(&p, threads);
-    uint16_t *copy = calloc((size_t)(SIDE * (inner + width)), sizeof(uint16_t));
-    if (!copy) return 0;
-    memcpy(copy, x, rows * inner * sizeof(uint16_t));
-    p.x = copy;
-    p.out = copy + SIDE * inner;
-    p.rows = SIDE;
-    const int done = multiply_all(&p, threads);
-    if (done) memcpy(out, p.out, rows * width * sizeof(uint16_t));
-    free(copy);
-    return done;
+    return rows > SIDE ? multiply_all(&p, threads) : multiply_rows(&p, threads);
 }
 
 TILES_END
