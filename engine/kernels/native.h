@@ -6,7 +6,7 @@
 
 /* native.py's INTERFACE: both are raised together when a function is added or its arguments change, so that
    a library built before is not called with the new ones. */
-#define CB_INTERFACE 2
+#define CB_INTERFACE 3
 
 #define CB_API __attribute__((visibility("default")))
 
@@ -16,3 +16,10 @@
 #define CB_TILES /* the compiler knows AMX */
 #endif
 #endif
+
+/* Whether this machine has what CB_TILES is compiled for. */
+int cb_can_attend(void);
+
+void cb_place_fast(const uint16_t *k, const uint16_t *v, long start, long first, long last,
+                   const float *cosine, const float *sine, uint16_t *k_out, uint16_t *v_out,
+                   long heads, long dim, long turned, long head_stride);

@@ -34,16 +34,22 @@ _SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
     ),
+    "cb_attend_few": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
+    ),
     "cb_mass": (
         *(_POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _LONG, _POINTER, _INT),
     ),
 }
-INTERFACE = 2  # native.h's CB_INTERFACE
+INTERFACE = 3  # native.h's CB_INTERFACE
 _ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
 _GROUP = 32  # keys the attention kernel works on at a time
 _BLOCK, _TILE = 128, 16  # keys and query rows `cb_mass` works on
 _ROWS = 96  # query rows a KV head that it has in memory, unless a single query has more
+_SOME = 384  # query rows a KV head up to which `cb_attend_few` is faster
+_SPAN = 1024  # keys that it takes at a time
 _FEW = 16  # query rows a KV head, below which torch's attention is as fast
 _MANY = 1024  # rows from which on torch's products are faster
 _WIDE = 4096  # inner dimension up to which ours were measured
@@ -300,9 +306,16 @@ class NativeKernels:
             or k.stride()[1:] != (dim, 1)
         ):
             return self._plain.attend(q, k, v, plan, window, out)
-        scratch = self._room(kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1))
+        rows = tokens * heads // kv_heads
+        if rows <= _SOME:
+            attend, spans = self._c.cb_attend_few, -(-keys // _SPAN)
+            padded = kv_heads * (-(-rows // _TILE) * _TILE)
+            scratch = self._room(2 * padded * (dim // 2 + spans * (dim + 2)))
+        else:
+            attend = self._c.cb_attend
+            scratch = self._room(kv_heads * dim * _GROUP * (-(-keys // _GROUP) + 1))
         narrow = window is not None and window < keys
-        self._c.cb_attend(
+        attend(
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
             plan.positions.data_ptr(),
             *(tokens, heads, kv_heads, dim, k.stride(0), window if narrow else 0, dim**-0.5),

@@ -136,6 +136,28 @@ CB_API int cb_place(const uint16_t *x, long x_stride, const float *cosine, const
     return 1;
 }
 
+CB_CLONES static void place_run(const uint16_t *k, const uint16_t *v, long start, long first,
+                                long last, const float *cosine, const float *sine, uint16_t *k_out,
+                                uint16_t *v_out, long heads, long dim, long turned,
+                                long head_stride) {
+    for (long i = first; i < last; i++) {
+        const long position = start + i;
+        const uint16_t *from = k + i * heads * dim;
+        uint16_t *to = k_out + position * dim;
+        for (long head = 0; head < heads; head++, from += dim, to += head_stride) {
+            if (turned)
+                turn_row(from, cosine + position * turned, sine + position * turned, to, turned);
+            memcpy(to + turned, from + turned, (dim - turned) * 2);
+        }
+    }
+    for (long head = 0; head < heads; head++) {
+        uint16_t *to = v_out + head * head_stride + (start + first) * dim;
+        const uint16_t *from = v + (first * heads + head) * dim;
+        for (long i = first; i < last; i++, to += dim, from += heads * dim)
+            memcpy(to, from, dim * 2);
+    }
+}
+
 /* Stored KV of several runs of tokens at once: run n has counts[n] tokens from position starts[n] on,
    k[n] and v[n] [tokens, heads, dim]. K goes to k_out, rotated by the rows of its positions in cos
    and sin [positions, turned], V to v_out, both [heads, positions, dim]. */
@@ -144,28 +166,18 @@ CB_API void cb_place_runs(const uint16_t *const *k, const uint16_t *const *v, co
                           uint16_t *k_out, uint16_t *v_out, long heads, long dim, long turned,
                           long head_stride, int threads) {
     enum { PART = 64 };
+    void (*place)(const uint16_t *, const uint16_t *, long, long, long, const float *,
+                  const float *, uint16_t *, uint16_t *, long, long, long, long) = place_run;
+#ifdef CB_TILES
+    if (dim % 32 == 0 && turned % 32 == 0 && cb_can_attend()) place = cb_place_fast;
+#endif
 #pragma omp parallel num_threads(threads)
     for (long n = 0; n < runs; n++) {
 #pragma omp for schedule(static) nowait
         for (long part = 0; part < (counts[n] + PART - 1) / PART; part++) {
             const long end = (part + 1) * PART < counts[n] ? (part + 1) * PART : counts[n];
-            for (long i = part * PART; i < end; i++) {
-                const long position = starts[n] + i;
-                const uint16_t *from = k[n] + i * heads * dim;
-                uint16_t *to = k_out + position * dim;
-                for (long head = 0; head < heads; head++, from += dim, to += head_stride) {
-                    if (turned)
-                        turn_row(from, cosine + position * turned, sine + position * turned, to,
-                                 turned);
-                    memcpy(to + turned, from + turned, (dim - turned) * 2);
-                }
-            }
-            for (long head = 0; head < heads; head++) {
-                uint16_t *to = v_out + head * head_stride + (starts[n] + part * PART) * dim;
-                const uint16_t *from = v[n] + (part * PART * heads + head) * dim;
-                for (long i = part * PART; i < end; i++, to += dim, from += heads * dim)
-                    memcpy(to, from, dim * 2);
-            }
+            place(k[n], v[n], starts[n], part * PART, end, cosine, sine, k_out, v_out, heads, dim,
+                  turned, head_stride);
         }
     }
 }

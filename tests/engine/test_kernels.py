@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -84,6 +85,9 @@ def exact_attention(
         (33, 33, 2, 1, 32, None),
         (40, 161, 6, 2, 256, None),
         (300, 300, 4, 2, 64, None),
+        (150, 700, 9, 3, 64, None),
+        (24, 5000, 9, 3, 64, None),  # several spans of keys
+        (24, 5000, 6, 3, 64, 1500),
         (60, 700, 9, 3, 64, 50),
         (60, 60, 9, 3, 64, 7),
         (90, 300, 4, 1, 64, 1),
@@ -125,6 +129,24 @@ def test_attention_of_sharp_and_of_equal_scores(kernels: Kernels) -> None:
     assert off_by(sharp, exact_attention(q, k, v, plan.bounds, None)) < 0.003
     equal = kernels.attend(torch.zeros_like(q), k, v, plan, None, torch.empty_like(q))
     assert off_by(equal, exact_attention(torch.zeros_like(q), k, v, plan.bounds, None)) < 0.003
+
+
+@native_only
+def test_attention_of_few_and_of_many_queries_agree_whatever_the_threads() -> None:
+    kernels, before = NativeKernels(BUILT), torch.get_num_threads()  # type: ignore[arg-type]
+    q, kv = randn(40, 9, 64, scale=3), randn(2, 3, 2500, 64, seed=1)
+    plan, found = AttentionPlan([*range(2460, 2500)], CPU, BF16), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(kernels.attend(q, *kv, plan, None, torch.empty_like(q)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, found[0]) for result in found)
+    exact = exact_attention(q, *kv, plan.bounds, None)
+    for few in (0, 10**9):
+        with patch.object(native, "_SOME", few):
+            assert off_by(kernels.attend(q, *kv, plan, None, torch.empty_like(q)), exact) < 0.003
 
 
 def weights(width: int, inner: int, *, bias: bool) -> SimpleNamespace:
