@@ -1,4 +1,4 @@
-"""The inner loops in C (`attention.c`, `linear.c`, `mass.c`, `rows.c`), for bfloat16 on a CPU.
+"""The inner loops in C, the sources beside this file, for bfloat16 on a CPU.
 
 The library is built when the project is installed, where a C compiler is there; it is found as a
 file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
