@@ -34,12 +34,14 @@ class Reference:
 class Agreement:
     """KL(full || other) in nats, at the first token and on average; share of equal top tokens;
     index of the first token that differs, where the other's own greedy answer leaves the
-    reference's (None: it doesn't within these tokens)."""
+    reference's (None: it doesn't within these tokens). greedy: that answer, as far as it is known
+    from these tokens: up to where it leaves, included."""
 
     kl_first: float
     kl_mean: float
     top1: float
     differs_at: int | None
+    greedy: tuple[int, ...]
 
 
 def reference(
@@ -89,13 +91,16 @@ def agreement(
 ) -> Agreement:
     """Feeds the reference's tokens to another KV cache of the same prompt.
 
-    logits: float32 [1, vocab] after that prompt. The cache keeps its length.
+    logits: float32 [1, vocab] after that prompt. The cache keeps its length; past it, it holds the
+    KV of all the reference's tokens but the last.
     """
     logits = _forced(model, cache, tables, logits, full.tokens)
     kl = divergence(full.logits, logits)
     top = full.logits.argmax(-1).tolist(), logits.argmax(-1).tolist()
     same = [a == b for a, b in zip(*top, strict=True)]
-    return Agreement(float(kl[0]), float(kl.mean()), sum(same) / len(same), first_divergence(*top))
+    apart = first_divergence(*top)
+    greedy = tuple(top[1] if apart is None else top[1][: apart + 1])
+    return Agreement(float(kl[0]), float(kl.mean()), sum(same) / len(same), apart, greedy)
 
 
 def divergence(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

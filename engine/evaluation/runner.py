@@ -13,6 +13,7 @@ from engine.context import CONTEXT_KINDS
 from engine.evaluation.arms import Arm
 from engine.evaluation.metrics import Metric, score
 from engine.evaluation.questions import Question
+from engine.forward import forward
 from engine.generate import generate
 from engine.options import BlendOptions, SamplingOptions
 from engine.prefill import Prefilled
@@ -167,7 +168,7 @@ class _Runner:
         same = agreement(self.engine.model, run.cache, run.tables, run.logits, full)
         answer = points = None
         if self.metric is not None:
-            answer = self._answer(run, same, full)
+            answer = self._answer(run, same)
             points = score(self.metric, answer, question.answers) if question.answers else None
         return ArmResult(
             run.ttft_s,
@@ -181,13 +182,19 @@ class _Runner:
             points,
         )
 
-    def _answer(self, run: Prefilled, same: Agreement, full: Reference) -> str:
-        """The greedy answer. It is full prefill's where all of that was forced, and agreed on."""
-        end_ids, stream = self.engine.end_ids, self.engine.tokenizer.stream()
-        if same.differs_at is None and full.tokens[-1] in end_ids:
-            ids = full.tokens[: min(len(full.tokens) - 1, self.max_tokens)]
-            return "".join([*(stream.push(token) for token in ids), stream.finish()])
-        sampling = SamplingOptions(max_tokens=self.max_tokens)
-        return generate(
-            self.engine.model, run.cache, run.tables, run.logits, sampling, stream, end_ids
-        ).text
+    def _answer(self, run: Prefilled, same: Agreement) -> str:
+        """The greedy answer, from where the comparison has left it: the KV of all tokens known by
+        then, but of the last, is there."""
+        end_ids, stream, cache = self.engine.end_ids, self.engine.tokenizer.stream(), run.cache
+        known = [token for token in same.greedy if token not in end_ids][: self.max_tokens]
+        text = "".join([stream.push(token) for token in known])
+        cache.length += len(same.greedy) - 1
+        left = self.max_tokens - len(known)
+        if same.greedy[-1] in end_ids or not left or cache.length == cache.capacity:
+            return text + stream.finish()
+        logits = forward(self.engine.model, cache, same.greedy[-1:], run.tables)
+        options = SamplingOptions(max_tokens=left)
+        return (
+            text
+            + generate(self.engine.model, cache, run.tables, logits, options, stream, end_ids).text
+        )

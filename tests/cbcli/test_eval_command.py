@@ -137,6 +137,24 @@ def test_without_answers_nothing_is_scored(world: World, monkeypatch: pytest.Mon
     assert all(row["score"] is None for row in report["rows"])
 
 
+@pytest.mark.skipif(importlib.util.find_spec("rouge_score") is None, reason="no rouge-score")
+def test_summaries_are_scored_with_rouge_l(world: World, tmp_path: Path) -> None:
+    example = {"text": "Dialogue: Ann: Tea?\nBen: Yes.\nSummary: Ben wants tea."}
+    item = {
+        "question": "Dialogue: Cas: Is the boat in?\nDee: At six.\nSummary: ",
+        "ctxs": [example, {"text": "Dialogue: Eve: Rope?\nFay: Wet.\nSummary: It is wet."}],
+        "answers": ["The boat is in at six."],
+    }
+    path = tmp_path / "samsum.json"
+    path.write_text(json.dumps([item]))
+    args = ("eval", str(path), "--ratios", "1", "--tokens", "2")
+    assert world.json(*args)["max_tokens"] == 128
+    result = world(*args, "-n", "4")
+    assert result.exit_code == 0, result.stderr
+    assert "ROUGE-L" in result.stdout
+    assert world.json(*args, "-n", "4", "--metric", "f1")["metric"] == "f1"
+
+
 def test_csv_has_the_rows_of_the_json(world: World, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     report = world.json("eval", "q.jsonl", *SHORT, "--limit", "1", "--csv", str(path))

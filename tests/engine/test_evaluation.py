@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cache_store.errors import NotFoundError, UsageError
-from engine import BlendOptions, Engine
+from engine import BlendOptions, Engine, SamplingOptions
+from engine.bench.layout import temporary_store
 from engine.compare import agreement, reference
 from engine.evaluation import (
     Arm,
@@ -423,16 +424,28 @@ def test_chunks_are_computed_behind_the_context(engine: Engine) -> None:
     assert chosen["prefix"].recomputed < chosen["none"].recomputed
 
 
-def test_answers_are_those_that_ask_gives(engine: Engine, arms: tuple[Arm, ...]) -> None:
-    from engine import SamplingOptions
-
-    results = list(evaluate(engine, QUESTIONS, arms[:1], metric="f1", max_tokens=6))
-    for question, result in zip(QUESTIONS, results, strict=True):
-        prompt = prompt_of(engine.blueprint, question)
-        asked = engine.generate(
-            prompt, blend=BlendOptions.of(mode="full"), sampling=SamplingOptions(max_tokens=6)
-        )
-        assert result.arms[0].answer == asked.answer
+@pytest.mark.parametrize(("tokens", "longest"), [(1, 6), (4, 4), (4, 20), (16, 6), (16, 20)])
+def test_answers_are_those_that_ask_gives(engine: Engine, tokens: int, longest: int) -> None:
+    """However much of them the comparison has shown already, and where they part or not."""
+    arms = plan_arms(policies=(), ratios=())
+    (result,) = evaluate(
+        engine, QUESTIONS[1:2], arms, tokens=tokens, metric="f1", max_tokens=longest
+    )
+    with temporary_store(engine.blueprint, result.tokens) as store:
+        over = Engine(engine.model, engine.blueprint, store=store)
+        chunks = [over.chunk(passage.text) for passage in QUESTIONS[1].passages]
+        over.precompute(chunks)
+        asked = [
+            over.ask(
+                QUESTIONS[1].text,
+                chunks,
+                blend=BlendOptions.of(mode=mode),
+                sampling=SamplingOptions(max_tokens=longest),
+            ).answer
+            for mode in ("full", "reuse")
+        ]
+    assert result.arms[1].differs_at == (None if tokens == 1 else 2)
+    assert [arm.answer for arm in result.arms] == asked
 
 
 def test_what_the_model_cannot_do_is_refused_before(engine: Engine) -> None:
