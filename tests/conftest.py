@@ -33,3 +33,12 @@ def default_model_dir() -> Path:
     if not (path / "config.json").is_file():
         pytest.fail(f"{path} is missing: run `make test`, which gets the default model first")
     return path
+
+
+@pytest.fixture(scope="session")
+def gemma_model_dir() -> Path:
+    """The real Gemma 3, where somebody has pulled it: `cacheblend models pull gemma3-270m`."""
+    path = MODELS / "gemma3-270m"
+    if not (path / "config.json").is_file():
+        pytest.skip(f"{path} is not there")
+    return path

@@ -79,13 +79,15 @@ def test_attention_never_sees_a_later_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_default_model_equals_transformers(default_model_dir: Path) -> None:
+@pytest.mark.parametrize("which", ["default_model_dir", "gemma_model_dir"])
+def test_real_models_equal_transformers(which: str, request: pytest.FixtureRequest) -> None:
     import transformers
 
+    model_dir = request.getfixturevalue(which)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        default_model_dir, dtype=torch.float32
+        model_dir, dtype=torch.float32
     ).eval()
-    model = Decoder.load(default_model_dir, "cpu", "fp32")
+    model = Decoder.load(model_dir, "cpu", "fp32")
     ids = torch.randint(20, 49000, (300,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
         expected = oracle(torch.tensor([ids])).logits[0]

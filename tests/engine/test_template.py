@@ -70,6 +70,15 @@ MISTRAL_WITHOUT_SYSTEM = """{{ bos_token }}{% for message in messages %}
 {{ '[INST] ' + message['content'] + ' [/INST]' }}{% endfor %}"""
 DROPS_SYSTEM = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}
 {{ '<start>user\n' + message['content'] | trim + '<end>\n' }}{% endif %}{% endfor %}"""
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set before = messages[0]['content'] + '\n\n' -%}{%- set rest = messages[1:] -%}
+{%- else -%}{%- set before = '' -%}{%- set rest = messages -%}{%- endif -%}
+{%- for message in rest -%}
+    {{ '<start_of_turn>' + message['role'] + '\n' + (before if loop.first else '') }}
+    {{- message['content'] | trim }}{{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
 PHI3 = """{% for message in messages %}{% if message['role'] == 'system' %}
 {{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}
 {{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}
@@ -140,6 +149,11 @@ FORMS = {
     "mistral": (MISTRAL, f"<s>[INST] {SYSTEM}\n\n", f"{ASKED}[/INST]"),
     "no system role": (MISTRAL_WITHOUT_SYSTEM, f"<s>[INST] {SYSTEM}\n\n", f"{ASKED} [/INST]"),
     "drops system": (DROPS_SYSTEM, f"<s><start>user\n{SYSTEM}\n\n", f"{ASKED}<end>\n"),
+    "gemma": (
+        GEMMA,
+        f"<s><start_of_turn>user\n{SYSTEM}\n\n",
+        f"{ASKED}<end_of_turn>\n<start_of_turn>model\n",
+    ),
     "phi3": (
         PHI3,
         f"<|system|>\n{SYSTEM}<|end|>\n<|user|>\n",
