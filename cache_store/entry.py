@@ -254,13 +254,17 @@ def _fields(data: memoryview) -> EntryHeader:
         return piece
 
     model, tokenizer, regime, chunk_id = (take(length).decode() for length in lengths)
+    token_ids, before = unpack_ids(take(4 * tokens)), unpack_ids(take(4 * context))
+    checksums = take(layers * _CHECKSUM_BYTES)
     return EntryHeader(
         spec=KVSpec(model, tokenizer, layers, kv_heads, head_dim, _DTYPES[dtype]),
-        token_ids=unpack_ids(take(4 * tokens)),
-        context=unpack_ids(take(4 * context)),
+        token_ids=token_ids,
+        context=before,
         regime=regime,
         chunk_id=chunk_id,
-        checksums=tuple(take(_CHECKSUM_BYTES) for _ in range(layers)),
+        checksums=tuple(
+            checksums[i : i + _CHECKSUM_BYTES] for i in range(0, len(checksums), _CHECKSUM_BYTES)
+        ),
     )
 
 
@@ -288,6 +292,7 @@ class EntryReader:
         self._view = view
         self.header = _parse(view[: _needed(view, size, path)], size, path)
         self._map = mapped
+        self._layer_bytes = self.header.spec.layer_bytes(len(self.header.token_ids))
         self._checked = [False] * self.header.spec.layers
         self._on_close = on_close
 
@@ -299,14 +304,13 @@ class EntryReader:
         """
         if self._map is None:
             raise ValueError("the entry is closed")
-        header = self.header
-        if not 0 <= index < header.spec.layers:
-            raise IndexError(f"layer {index} of {header.spec.layers}")
-        length = header.spec.layer_bytes(len(header.token_ids))
-        start = header.header_bytes + index * length
+        if not 0 <= index < len(self._checked):
+            raise IndexError(f"layer {index} of {len(self._checked)}")
+        length = self._layer_bytes
+        start = self.header.header_bytes + index * length
         data = self._view[start : start + length]
         if not self._checked[index]:
-            if xxh3_128(data).digest() != header.checksums[index]:
+            if xxh3_128(data).digest() != self.header.checksums[index]:
                 raise DamagedEntry(f"chunk file {self.path.name} is damaged in layer {index}")
             self._checked[index] = True
         return data[: length // 2], data[length // 2 :]

@@ -24,6 +24,8 @@ DTYPES: dict[DType, torch.dtype] = {
     "fp32": torch.float32,
 }
 
+_VIEWS = 512  # shapes of intermediate results that are kept ready
+
 
 class Decoder:
     """A decoder-only transformer with its weights on one device.
@@ -43,6 +45,7 @@ class Decoder:
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=self.dtype))
         self._spare: torch.Tensor | None = None
         self._buffers: dict[str, torch.Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}  # parts of them
 
     @classmethod
     def load(cls, model_dir: Path, device: str = "auto", dtype: str = "auto") -> "Decoder":
@@ -81,7 +84,7 @@ class Decoder:
     def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K before RoPE (after any k-norm) and V, each [T, kv_heads, head_dim]."""
         w, c = self.weights.layers[layer], self.config
-        fresh = normed.new_empty(2, len(normed), c.kv_heads * c.head_dim)
+        fresh = normed.new_empty(2, normed.shape[0], c.kv_heads * c.head_dim)
         k = self.kernels.linear(normed, w.k, w.k_bias, fresh[0]).view(-1, c.kv_heads, c.head_dim)
         v = self.kernels.linear(normed, w.v, w.v_bias, fresh[1]).view(-1, c.kv_heads, c.head_dim)
         return (k if w.k_norm is None else self._head_norm(k, w.k_norm)), v
@@ -137,7 +140,7 @@ class Decoder:
         call overwrites it."""
         k, v, window = cache.k[layer], cache.v[layer], self.config.windows[layer]
         out = self._kept("attention", q.shape)
-        return self.kernels.attend(q, k, v, plan, window, out).view(len(q), -1)
+        return self.kernels.attend(q, k, v, plan, window, out).view(q.shape[0], -1)
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """Adds a layer's output projection and MLP to the residual stream `x` [T, hidden], in
@@ -147,7 +150,7 @@ class Decoder:
         if w.o_norm is not None:
             projected = self.kernels.norm(projected, w.o_norm, eps, projected)
         normed = self.kernels.add_norm(x, projected, w.post_norm, eps, self._kept("norm", x.shape))
-        shape = (len(x), self.config.intermediate)
+        shape = (x.shape[0], self.config.intermediate)
         gate = self.kernels.gated(
             normed, w, self.config.activation, lambda slot: self._kept(slot, shape)
         )
@@ -160,18 +163,25 @@ class Decoder:
         self, slot: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x @ weight.T + bias, into memory that the next call with this slot overwrites."""
-        return self.kernels.linear(x, weight, bias, self._kept(slot, (len(x), len(weight))))
+        return self.kernels.linear(x, weight, bias, self._kept(slot, (x.shape[0], weight.shape[0])))
 
-    def _kept(self, slot: str, shape: Sequence[int]) -> torch.Tensor:
+    def _kept(self, slot: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory for an intermediate result, the slot's own.
 
         A fresh one costs a page fault for every 4 kB, on a CPU as much as half a product.
         """
+        kept = self._views.get((slot, shape))
+        if kept is not None:
+            return kept
         size = math.prod(shape)
         buffer = self._buffers.get(slot)
-        if buffer is None or len(buffer) < size:
+        if buffer is None or buffer.numel() < size:
             buffer = self._buffers[slot] = torch.empty(size, dtype=self.dtype, device=self.device)
-        return buffer[:size].view(shape)
+            self._views = {key: view for key, view in self._views.items() if key[0] != slot}
+        if len(self._views) >= _VIEWS:
+            self._views.clear()
+        kept = self._views[slot, shape] = buffer[:size].view(shape)
+        return kept
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden] -> float32 logits [T, vocab]."""

@@ -50,7 +50,6 @@ _BLOCK, _TILE = 128, 16  # keys and query rows `cb_mass` works on
 _ROWS = 96  # query rows a KV head that it has in memory, unless a single query has more
 _SOME = 384  # query rows a KV head up to which `cb_attend_few` is faster
 _SPAN = 1024  # keys that it takes at a time
-_FEW = 16  # query rows a KV head, below which torch's attention is as fast
 _MANY = 1024  # rows from which on torch's products are faster
 _WIDE = 4096  # inner dimension up to which ours were measured
 
@@ -163,12 +162,13 @@ class NativeKernels:
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
+        rows, inner = x.shape  # `len` of a tensor takes longer
         done = (
-            len(x) <= _MANY
+            rows <= _MANY
             and self._fits(x, weight, out, 32)
             and self._c.cb_linear(
                 *(x.data_ptr(), weight.data_ptr(), _address(bias), None, None, out.data_ptr()),
-                *(len(x), x.shape[1], len(weight), 0, torch.get_num_threads()),
+                *(rows, inner, weight.shape[0], 0, torch.get_num_threads()),
             )
         )
         return out if done else self._plain.linear(x, weight, bias, out)
@@ -187,7 +187,7 @@ class NativeKernels:
             and self._c.cb_linear(
                 *(x.data_ptr(), layer.gate.data_ptr(), _address(layer.gate_bias)),
                 *(layer.up.data_ptr(), _address(layer.up_bias), gate.data_ptr()),
-                *(len(x), x.shape[1], len(layer.gate), gelu, threads),
+                *(*x.shape, layer.gate.shape[0], gelu, threads),
             )
         ):
             return gate
@@ -296,7 +296,6 @@ class NativeKernels:
             not self._tiles
             or dim % _GROUP
             or dim > 256
-            or tokens * heads // kv_heads < _FEW
             or heads % kv_heads
             or not (q.is_contiguous() and out.is_contiguous())
             or out.numel() != q.numel()

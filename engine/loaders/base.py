@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -33,15 +32,6 @@ class DamagedSource(IntegrityError):
 
 # Stored KV is mapped for reading only, and only read.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
-
-T = TypeVar("T")
-
-
-def _guard(key: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except (IntegrityError, NotFoundError) as error:  # not found: evicted since it was looked up
-        raise DamagedSource(key, error) from error
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,11 @@ class LayerLoader(ABC):
                 for source in sources:
                     if source.match is not None and store is not None:
                         key, segment = source.match.key, source.segment
-                        reader = _guard(key, partial(store.open_entry, key))
+                        try:
+                            reader = store.open_entry(key)
+                        except (IntegrityError, NotFoundError) as error:
+                            # Not found: evicted since it was looked up.
+                            raise DamagedSource(key, error) from error
                         exact = source.status == "exact"
                         entry = _Entry(key, segment.start, segment.end, exact, reader)
                         self._entries.append(entry)
@@ -167,12 +161,18 @@ class LayerLoader(ABC):
         """Reads and checks a layer in the calling thread: K and V of each entry needed, in turn."""
         began = time.perf_counter()
         tensors: list[torch.Tensor] = []
+        size = 0
         for entry in self._needed(index):
             if self._closing:
                 break
-            for part in _guard(entry.key, partial(entry.reader.layer, index)):
-                self._bytes[index] += part.nbytes
+            try:
+                parts = entry.reader.layer(index)
+            except (IntegrityError, NotFoundError) as error:
+                raise DamagedSource(entry.key, error) from error
+            for part in parts:
+                size += part.nbytes
                 tensors.append(torch.frombuffer(part, dtype=self._dtype).view(self._shape))
+        self._bytes[index] = size
         tensors = self._staging.bring(index, tensors)
         self._load_s[index] = time.perf_counter() - began
         self._watch.load.add(self._load_s[index])

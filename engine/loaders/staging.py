@@ -24,6 +24,8 @@ class InPlace:
 
     def take(self, layer: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What `bring` returned, ready to be computed with until `release`."""
+        if self._device.type == "cpu":
+            return tensors
         return [tensor.to(self._device) for tensor in tensors]
 
     def release(self, layer: int) -> None:
