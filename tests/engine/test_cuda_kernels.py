@@ -291,7 +291,7 @@ def test_flash_attention_is_used_where_it_is_there_and_right(
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3", "gemma3"])
 def test_blends_keep_their_identities(
     for_all: None, name: str, fused: bool, tmp_path: Path
 ) -> None:
@@ -354,7 +354,7 @@ def test_attention_on_a_gpu(many: None, dtype: torch.dtype, shape: tuple[int, in
 
 @pytest.mark.cuda
 @on_gpu
-@pytest.mark.parametrize("name", ["llama-head-dim", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-head-dim", "mistral-window", "qwen3", "gemma3"])
 def test_blends_on_a_gpu_keep_their_identities(many: None, name: str, tmp_path: Path) -> None:
     world = make_world(BY_NAME[name], tmp_path)
     world.model = Decoder.load(tmp_path / "model", "cuda", "fp32")

@@ -207,16 +207,20 @@ def test_a_products_rows_do_not_depend_on_the_others() -> None:
         assert torch.equal(alone, whole[rows])
 
 
+@pytest.mark.parametrize("kind", [BF16, torch.float32])
 @pytest.mark.parametrize("size", [8, 64, 576, 600])
-def test_norm(kernels: Kernels, size: int) -> None:
-    x, weight, delta = randn(5, size), randn(size, seed=1), randn(5, size, seed=2)
+def test_norm(kernels: Kernels, size: int, kind: torch.dtype) -> None:
+    x, weight, delta = randn(5, size), randn(size, seed=1).to(kind), randn(5, size, seed=2)
+    weight = weight if kind == BF16 else weight + 2**-12  # which bfloat16 can't hold
 
     def exact(y: torch.Tensor) -> torch.Tensor:
         y = y.double()
         return y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
 
     out = torch.empty_like(x)
-    assert off_by(kernels.norm(x, weight, 1e-5, out), exact(x)) < 0.003
+    result = kernels.norm(x, weight, 1e-5, out)
+    assert result.dtype == BF16
+    assert off_by(result, exact(x)) < 0.003
     summed = (x.double() + delta.double()).to(BF16)
     assert off_by(kernels.add_norm(x, delta, weight, 1e-5, out), exact(summed)) < 0.003
     assert torch.equal(x, summed)
