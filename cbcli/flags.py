@@ -23,8 +23,22 @@ Mode = Annotated[str | None, typer.Option("--mode", help="blend, reuse, full or 
 Ratio = Annotated[
     str | None,
     typer.Option(
-        "--ratio", "-r", help="Share of cached tokens to recompute; 0.3,0.16 for two check layers."
+        "--ratio",
+        "-r",
+        help="Share of cached tokens to recompute; 0.3,0.16 for two check layers; auto: see "
+        "calibrate.",
     ),
+]
+TargetKL = Annotated[
+    float | None,
+    typer.Option("--target-kl", help="Mean KL to reach instead: the ratio comes from calibrate."),
+]
+Task = Annotated[
+    str | None, typer.Option("--task", help="Which calibration counts: qa or summary.")
+]
+Force = Annotated[
+    bool | None,
+    typer.Option("--force", help="Blend though the model failed the gate of calibrate."),
 ]
 Policy = Annotated[str | None, typer.Option("--policy", help="value, key, key+value or random.")]
 CheckLayer = Annotated[

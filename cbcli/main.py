@@ -29,6 +29,10 @@ COMMANDS = {
     "store": ("cbcli.commands.store", "Look at and tidy the store of chunks."),
     "bench": ("cbcli.commands.bench", "Measure how fast this machine is with a model."),
     "eval": ("cbcli.commands.eval", "Measure how close answers stay to a full prefill's."),
+    "calibrate": (
+        "cbcli.commands.calibrate",
+        "Check that a model can be blended, and find its policy and ratio.",
+    ),
     "models": ("cbcli.commands.models", "Get, list, check and remove models."),
     "config": ("cbcli.commands.config", "Settings, and where each of them comes from."),
     "doctor": ("cbcli.commands.doctor", "Check what works on this machine, and how fast."),

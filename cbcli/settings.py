@@ -106,7 +106,22 @@ class Settings:
         "blend, reuse, full or prefix",
     )
     ratio: tuple[Decimal, ...] = _setting(
-        "0.16", values.ratios, "Share of the cached tokens to recompute, 0 to 1; one a check layer"
+        "0.16",
+        values.ratios,
+        "Share of the cached tokens to recompute, 0 to 1, one a check layer; or auto: as much as "
+        "loading takes anyway",
+    )
+    target_kl: float | None = _setting(
+        None,
+        values.number(0, 100, above=True),
+        "Mean KL from full prefill, in nats, that the calibration finds the ratio for",
+        example="0.02",
+    )
+    task: str = _setting(
+        "qa", values.choice("qa", "summary"), "What prompts ask for, as calibrated: qa or summary"
+    )
+    force: bool = _setting(
+        False, values.flag, "Blend with a model that failed the gate of its calibration"
     )
     policy: str = _setting(
         "value", values.choice(*POLICIES), f"What selects tokens: {', '.join(POLICIES)}"
@@ -241,6 +256,13 @@ def load_settings(
             f"overlap is {settings.overlap} ({settings.origin('overlap')}), chunk_tokens "
             f"{settings.chunk_tokens} ({settings.origin('chunk_tokens')})",
             "an overlap must be smaller than the chunk",
+        )
+    both = settings.origin("ratio"), settings.origin("target_kl")
+    # With the ratio auto, a target is what that ratio is never under.
+    if settings.ratio != values.AUTO and both[0].kind == both[1].kind == "flag":
+        raise UsageError(
+            f"{both[0].where} and {both[1].where} exclude each other",
+            "a ratio says how much to recompute, a target KL finds that ratio: give one of them",
         )
     return settings
 

@@ -145,9 +145,18 @@ def day(value: object) -> str:
         raise ValueError("a day as YYYY-MM-DD") from None
 
 
+AUTO: tuple[Decimal, ...] = ()
+"""The ratio `auto`: the calibration's loading controller chooses it for each prompt."""
+
+
 def ratios(value: object) -> tuple[Decimal, ...]:
-    """One or several ratios from 0 to 1, exact, none greater than the one before it."""
-    expected = "numbers from 0 to 1, none greater than the one before it, such as 0.16 or 0.3,0.16"
+    """One or several ratios from 0 to 1, exact, none greater than the one before it; or AUTO."""
+    if value == "auto":
+        return AUTO
+    expected = (
+        "auto, or numbers from 0 to 1, none greater than the one before it, such as 0.16 or "
+        "0.3,0.16"
+    )
     found = tuple(_decimal(item, expected) for item in _items(value, expected))
     if any(not 0 <= ratio <= 1 for ratio in found) or list(found) != sorted(found, reverse=True):
         raise ValueError(expected)

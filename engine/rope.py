@@ -48,7 +48,7 @@ class Rope:
         self.max_positions = config.max_positions
         self.dim = int(config.head_dim * config.rope.partial)
         self.device = device
-        self._kinds = (config.rope, *([config.local_rope] if config.local_rope else []))
+        self.kinds = (config.rope, *([config.local_rope] if config.local_rope else []))
         self._kind_of = tuple(
             (None if not turned else 1 if config.local_rope and window else 0)
             for turned, window in zip(config.rope_layers, config.windows, strict=True)
@@ -75,7 +75,7 @@ class Rope:
         known = self._tables.get(regime)
         if known is None or known.kinds[0][0].shape[0] < rows:
             known = Tables(
-                tuple(self._table(kind, length, rows) for kind in self._kinds), self._kind_of
+                tuple(self._table(kind, length, rows) for kind in self.kinds), self._kind_of
             )
             if regime.startswith("ntk-"):  # one per length: keep just the last
                 self._tables = {k: v for k, v in self._tables.items() if not k.startswith("ntk-")}

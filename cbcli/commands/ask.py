@@ -14,6 +14,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.store import ChunkStore
 from cbcli import flags
+from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.chooser import Chooser
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
@@ -55,6 +56,9 @@ def ask(
     order: flags.Order = None,
     mode: flags.Mode = None,
     ratio: flags.Ratio = None,
+    target_kl: flags.TargetKL = None,
+    task: flags.Task = None,
+    force: flags.Force = None,
     policy: flags.Policy = None,
     check_layer: flags.CheckLayer = None,
     indices: Annotated[
@@ -98,6 +102,9 @@ def ask(
             "order": order,
             "mode": mode,
             "ratio": ratio,
+            "target_kl": target_kl,
+            "task": task,
+            "force": force,
             "policy": policy,
             "check_layers": ",".join(check_layer) if check_layer else None,
             "loader": loader,
@@ -133,10 +140,14 @@ def ask(
         blueprint = open_blueprint(settings, out)
         _ = blueprint.spec  # hashes weights that are new
         open_s = time.perf_counter() - began
-        blend = blend_options(settings, positions)
+        calibrated = Calibrated.open(blueprint, out, opened)
+        wanted = settings if positions is None else replace(settings, policy="explicit")
+        wanted = calibrated.settle(wanted, _tokens(blueprint, chunks, text))
+        blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
         _require_usable(opened, blueprint, settings, chunks)
         result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare)
+        calibrated.saw(settings, result)
     timing = replace(
         result.timing,
         load_model_s=open_s + result.timing.load_model_s,
@@ -175,6 +186,14 @@ def _question(question: str) -> str:
     if not text.strip():
         raise UsageError("the question is empty", "give it as an argument, or on standard input")
     return text.strip()
+
+
+def _tokens(blueprint: Blueprint, chunks: Sequence[ChunkInfo], question: str) -> PromptTokens:
+    """How long the prompt will be."""
+    template, cached = blueprint.template, sum(chunk.tokens for chunk in chunks)
+    between = len(template.separator) * max(0, len(chunks) - 1)
+    prefix, suffix = len(template.prefix), len(template.suffix(question))
+    return PromptTokens(prefix + cached + between + suffix, cached, prefix)
 
 
 def _require_usable(

@@ -22,6 +22,7 @@ from cbcli.settings import (
     project_file,
     user_file,
 )
+from cbcli.values import AUTO
 
 app = typer.Typer(
     cls=Group,
@@ -160,6 +161,8 @@ def _in_template(setting: Declared) -> str:
 
 def _raw(name: str, value: Any) -> Any:
     """The value for JSON and TOML: paths as text, a list only where there are several ratios."""
+    if name == "ratio" and value == AUTO:
+        return "auto"
     if isinstance(value, tuple):
         items = [float(item) if isinstance(item, Decimal) else item for item in value]
         return items[0] if len(items) == 1 and name != "stop" else items

@@ -12,6 +12,7 @@ import typer
 
 from cache_store.errors import CacheblendError
 from cbcli import checks, flags
+from cbcli.calibration_check import check_calibration
 from cbcli.checks import Check, examine
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
@@ -96,6 +97,8 @@ def _examined(
     yield from examine("disk", partial(checks.check_disk, settings))
     yield from examine("models", partial(checks.check_models, settings))
     yield from examine("model", partial(checks.check_model, settings))
+    if computes:
+        yield from examine("calibration", partial(check_calibration, settings))
     config = checks.model_config(settings) if measured and computes else None
     if config is not None:
         yield from examine("speed", partial(checks.check_speed, settings, config, keep))

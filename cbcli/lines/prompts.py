@@ -19,12 +19,22 @@ from engine.prompt_text import PromptText
 # Settings that a line can have a value of its own for, under their own names.
 OVERRIDES = (
     *("top_k", "order", "mode", "ratio", "policy", "check_layers", "min_tokens", "save"),
-    *("strict_context", "system", "max_tokens", "temperature", "top_p", "sample_top_k", "seed"),
+    *(
+        "target_kl",
+        "task",
+        "strict_context",
+        "system",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "sample_top_k",
+        "seed",
+    ),
     "stop",
 )
 # All that an answer depends on besides the line itself and what is stored.
 _DECIDING = (
-    *("model", "dtype", "separator", "text_separator", "template_date"),
+    *("model", "dtype", "force", "separator", "text_separator", "template_date"),
     *(name for name in OVERRIDES if name != "save"),
 )
 _KEYS = ("id", "question", "chunks", "prompt", *OVERRIDES)

@@ -14,6 +14,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import CacheblendError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
+from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
@@ -80,6 +81,7 @@ class _Session:
     chooser: Chooser
     engine: Engine
     store: ChunkStore
+    calibrated: Calibrated
 
 
 class LineRunner:
@@ -106,7 +108,8 @@ class LineRunner:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
             self._opened_s = time.perf_counter() - began  # the engine tells its own time
             engine = load_engine(self._settings, blueprint, store)
-            self._session = _Session(Chooser(store), engine, store)
+            calibrated = Calibrated.open(blueprint, self._out, store)
+            self._session = _Session(Chooser(store), engine, store, calibrated)
         return self._session
 
     def __call__(self, line: PromptLine) -> Answer:
@@ -143,14 +146,18 @@ class LineRunner:
             template.suffix(line.question),
         )
         laid_out = time.perf_counter()
+        cached = sum(len(s.token_ids) for s in prompt.segments if s.kind == "chunk")
+        tokens = PromptTokens(len(prompt.token_ids), cached, len(prompt.prefix_ids))
+        wanted = session.calibrated.settle(settings, tokens, own=line.overrides)
         result = engine.generate(
             prompt,
-            blend=blend_options(settings),
+            blend=blend_options(wanted),
             sampling=sampling_options(settings),
             compare=self._compare,
             audit=audit_of(settings, session.store, line.name.number - 1),
             save=settings.save,
         )
+        session.calibrated.saw(settings, result)
         opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer
         timing = replace(
             result.timing,

@@ -1,0 +1,333 @@
+"""`cacheblend calibrate`: may this model be blended here, and how much is to be recomputed?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, UsageError
+from cache_store.store import ChunkStore
+from cbcli import calibrate_report, flags
+from cbcli.bench_options import listed
+from cbcli.calibrated import read
+from cbcli.command import Json, Quiet, Verbose, app_options, examples
+from cbcli.errors import Interrupted
+from cbcli.eval_options import split_policies
+from cbcli.output import Output
+from cbcli.session import open_blueprint
+from cbcli.settings import Settings, data_root, load_settings
+from cbcli.units import count_text
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from engine.api import Engine
+    from engine.blueprint import Blueprint
+    from engine.calibration.outcome import Gate
+    from engine.calibration.profile import Profile, TaskProfile
+    from engine.calibration.speed import Speed
+    from engine.evaluation.arms import Arm
+    from engine.evaluation.questions import Question
+
+app = typer.Typer(**app_options())
+
+TARGET_KL = 0.02  # nats, where nobody sets one
+PROMPTS = 24
+CHARACTERS = 4  # a token, at least: no prompt of stored chunks is to fill the whole context
+
+
+@app.command(
+    epilog=examples(
+        "cacheblend calibrate",
+        "cacheblend calibrate --gate-only",
+        "cacheblend calibrate --task summary --target-kl 0.01",
+        "cacheblend calibrate --questions questions.jsonl --policies value,key",
+        "cacheblend calibrate --device-table",
+    )
+)
+def calibrate(
+    gate_only: Annotated[
+        bool, typer.Option("--gate-only", help="Only check that blending is right.")
+    ] = False,
+    device_table: Annotated[
+        bool,
+        typer.Option("--device-table", help="Only show which storage is fast enough for a ratio."),
+    ] = False,
+    task: flags.Task = None,
+    target_kl: flags.TargetKL = None,
+    questions: Annotated[
+        list[Path] | None,
+        typer.Option("--questions", help="Measure with these, as `eval` reads them; repeatable."),
+    ] = None,
+    built_in: Annotated[
+        bool, typer.Option("--built-in", help="Measure with built-in texts, not the store's.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=2, help="Most prompts to measure with.")
+    ] = PROMPTS,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policies", help="Those to choose from.  [default: all]"),
+    ] = None,
+    ratios: Annotated[
+        str | None, typer.Option("--ratios", help="Those to measure, between 0 and 1.")
+    ] = None,
+    check_layer: flags.CheckLayer = None,
+    context: flags.Context = None,
+    system: flags.System = None,
+    seed: flags.Seed = None,
+    model: flags.Model = None,
+    store: flags.Store = None,
+    device: flags.Device = None,
+    dtype: flags.DType = None,
+    threads: flags.Threads = None,
+    offline: flags.Offline = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Check that a model can be blended, and measure how much to recompute.
+
+    First the gate: on the model's real weights, blending must compute what it should, the declared
+    RoPE must fit them, and facts must be found across chunks. Then quality over ratio for every
+    policy, over your questions, prompts made of stored chunks, or built-in ones. `ask` and `run`
+    take policy and ratio from the result where you set neither. It is kept in the model's folder.
+    """
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    if gate_only and (device_table or questions or policies or ratios):
+        raise UsageError("--gate-only measures nothing else", "leave out the other flags")
+    settings = load_settings(
+        {
+            "task": task,
+            "target_kl": target_kl,
+            "check_layers": ",".join(check_layer) if check_layer else None,
+            "context": context,
+            "system": system,
+            "seed": seed,
+            "model": model,
+            "store": store,
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "offline": offline,
+        }
+    )
+    given = _ratios(ratios)
+    asked = _asked(questions or [])
+    blueprint = open_blueprint(settings, out)
+    if device_table:
+        _show_table(out, settings, blueprint, given)
+        return
+    arms = () if gate_only else _arms(settings, blueprint, policies or [], given)
+    material, prompts = _prompts(settings, blueprint, asked, built_in, limit)
+    try:
+        profile = _calibrated(out, settings, blueprint, arms, material, prompts)
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            "interrupted: the calibration is what it was before", "run the same command again"
+        ) from error
+    done = None if gate_only else profile.of(settings.task, settings.context)
+    calibrate_report.show(out, blueprint, profile, done)
+    if profile.gate is not None and not profile.gate.passed:
+        raise IntegrityError(
+            f"{blueprint.name} failed the gate: {profile.gate.why}",
+            "check its config.json; until it passes, ask and run blend it only with --force",
+        )
+
+
+def _ratios(text: str | None) -> tuple[Decimal, ...]:
+    from engine.calibration.measure import RATIOS
+    from engine.options import parse_ratio
+
+    if text is None:
+        return RATIOS
+    found = sorted({parse_ratio(item) for item in listed("--ratios", text)})
+    return tuple(ratio for ratio in found if 0 < ratio < 1)
+
+
+def _asked(files: list[Path]) -> tuple[Question, ...]:
+    if not files:
+        return ()
+    from engine.evaluation.readers import read_questions
+
+    return read_questions(files)
+
+
+def _arms(
+    settings: Settings, blueprint: Blueprint, policies: list[str], ratios: tuple[Decimal, ...]
+) -> tuple[Arm, ...]:
+    from engine.calibration.measure import candidates, plan
+
+    chosen = candidates(split_policies(policies) if policies else ())
+    layers = tuple(layer for layer in settings.check_layers if layer < blueprint.config.layers)
+    arms = plan(chosen, ratios, layers[:1] or (1,), settings.context, settings.seed)
+    for arm in arms:
+        arm.options.check_model(blueprint.config.layers)
+    return arms
+
+
+def _prompts(
+    settings: Settings,
+    blueprint: Blueprint,
+    asked: tuple[Question, ...],
+    built_in: bool,
+    limit: int,
+) -> tuple[str, tuple[Question, ...]]:
+    """What to measure with, and what that is called."""
+    from engine.calibration import prompts
+    from engine.evaluation.runner import check
+
+    task = prompts.check_task(settings.task)
+    name, found = "questions", asked[:limit]
+    if not found and not built_in:
+        most = CHARACTERS * blueprint.config.context // 2
+        name = "stored chunks"
+        found = prompts.of_chunks(task, _stored(settings), limit, most)
+    if not found:
+        name, found = "built-in texts", prompts.built_in(task, limit)
+    check(blueprint, found, ())
+    return name, found
+
+
+def _stored(settings: Settings) -> list[tuple[str, str]]:
+    """The store's chunks, in the catalog's order; none where there is no store."""
+    try:
+        with ChunkStore.open(settings.store, read_only=True) as store:
+            return [(chunk.text, chunk.source) for chunk in store.catalog.chunks()]
+    except NotFoundError:
+        return []
+
+
+def _calibrated(
+    out: Output,
+    settings: Settings,
+    blueprint: Blueprint,
+    arms: tuple[Arm, ...],
+    material: str,
+    prompts: tuple[Question, ...],
+) -> Profile:
+    """Measures, and writes the profile once all of it is there. Without arms: the gate alone."""
+    from engine.api import Engine
+    from engine.calibration.profile import Profile, Subject, places_of, write_profile
+    from engine.calibration.speed_probe import measure_speed
+
+    subject = Subject(blueprint.spec.model, blueprint.dtype, blueprint.device.type)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    profile = _before(out, blueprint) or Profile(subject, "", now)
+    engine = Engine.load(blueprint, threads=settings.threads)
+    profile = replace(
+        profile,
+        version=metadata.version("cacheblend"),
+        date=now,
+        gate=_gate(out, engine),
+    )
+    if profile.passed and arms:
+        task = _measured(out, settings, engine, arms, material, prompts, now)
+        out.note("measuring the speed", level=1)
+        profile = replace(profile, speed=measure_speed(engine, settings.store)).with_task(task)
+    file = write_profile(profile, places_of(blueprint.path, subject.model, data_root()))
+    out.note(f"kept in {file}", level=1)
+    return profile
+
+
+def _before(out: Output, blueprint: Blueprint) -> Profile | None:
+    try:
+        return read(blueprint)
+    except IntegrityError as error:
+        out.warn(error.message, error.hint)
+        return None
+
+
+def _gate(out: Output, engine: Engine) -> Gate:
+    from engine.calibration.gate import CHECKS, gate_checks
+    from engine.calibration.outcome import Gate
+
+    checks = []
+    with out.progress("checking", unit="checks", total=CHECKS) as progress:
+        progress.update(0)
+        for check in gate_checks(engine):
+            checks.append(check)
+            progress.update(len(checks), label=check.name)
+    return Gate.of(checks)
+
+
+def _measured(
+    out: Output,
+    settings: Settings,
+    engine: Engine,
+    arms: tuple[Arm, ...],
+    material: str,
+    prompts: tuple[Question, ...],
+    now: str,
+) -> TaskProfile:
+    from engine.calibration.curve import best
+    from engine.calibration.measure import curves
+    from engine.calibration.profile import TaskProfile
+    from engine.calibration.prompts import check_task
+    from engine.context import context_kind
+    from engine.evaluation.report import summarise
+    from engine.evaluation.runner import evaluate, steps
+
+    total, done = len(prompts) * steps(arms), 0
+    results = []
+    with out.progress("measuring", unit="runs", total=total) as progress:
+        progress.update(0)
+
+        def step(text: str) -> None:
+            nonlocal done
+            done += 1
+            progress.update(done)
+
+        for result in evaluate(engine, prompts, arms, on_step=step):
+            results.append(result)
+    target = TARGET_KL if settings.target_kl is None else settings.target_kl
+    found = curves(summarise(arms, results))
+    chosen = best(found, target, settings.policy)
+    return TaskProfile(
+        task=check_task(settings.task),
+        context=context_kind(settings.context),
+        policy=chosen.policy,
+        ratio=chosen.ratio_for(target),
+        target_kl=target,
+        curves=found,
+        material=material,
+        prompts=len(results),
+        tokens=sum(result.tokens for result in results) / len(results),
+        date=now,
+    )
+
+
+def _show_table(
+    out: Output, settings: Settings, blueprint: Blueprint, ratios: tuple[Decimal, ...]
+) -> None:
+    profile = _before(out, blueprint)
+    speed = profile.speed if profile else None
+    if speed is None or not _measured_here(speed, blueprint):
+        speed = _speed(out, settings, blueprint)
+    calibrate_report.show_table(out, blueprint, speed, ratios)
+
+
+def _measured_here(speed: Speed, blueprint: Blueprint) -> bool:
+    from engine.calibration.speed import here
+
+    return speed.machine == here(blueprint.device)
+
+
+def _speed(out: Output, settings: Settings, blueprint: Blueprint) -> Speed:
+    from engine.api import Engine
+    from engine.calibration.speed_probe import measure_speed
+
+    out.note("measuring the speed")
+    engine = Engine.load(blueprint, threads=settings.threads)
+    try:
+        return measure_speed(engine, settings.store)
+    except OSError as error:
+        raise CacheblendError(
+            f"the speed could not be measured: {error.strerror or error}",
+            f"it takes {count_text(1, 'store')} in the folder for temporary files (TMPDIR)",
+        ) from error

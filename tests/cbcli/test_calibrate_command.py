@@ -1,0 +1,316 @@
+"""`cacheblend calibrate`, and what `ask`, `run` and `doctor` do with what it keeps."""
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.errors import UsageError
+from cbcli.settings import load_settings
+from cbcli.values import AUTO
+from engine.calibration.outcome import GateCheck
+from engine.calibration.speed import Speed
+from tests.cbcli.world import World, make_world
+
+QUESTION = "Who keeps the log of every boat?"
+GOOD = [GateCheck("one", 0.1, 0.2, "said"), GateCheck("two", 4.0, 3.0, "said", True)]
+BAD = [GOOD[0], GateCheck("declared RoPE", 1.5, 0.05, "said")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, str]:
+    """A world, and the profile that its model gets, without its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        world = make_world(tmp_path_factory.mktemp("world"), patch)
+        world.json("ingest", "docs", "--chunk-tokens", "24")
+        given(patch, GOOD)
+        calibrate(world)
+    text = profile_file(world).read_text()
+    profile_file(world).unlink()
+    return world, text
+
+
+@pytest.fixture
+def world(made: tuple[World, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Without a profile. The gate and the speed are measured elsewhere (`tests/engine`); here they
+    are given."""
+    world, _ = made
+    monkeypatch.chdir(world.root)
+    given(monkeypatch, GOOD)
+    yield world
+    for file in (profile_file(world), world.root / "cacheblend.toml", seen_file(world)):
+        file.unlink(missing_ok=True)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, checks: list[GateCheck]) -> None:
+    def speed(engine: Any, folder: Path) -> Speed:
+        from engine.calibration.speed import here
+
+        return Speed(here(engine.model.device), 1, ((512, 1e3),), 0, 1e-6, 0, 64, 1e12, None)
+
+    monkeypatch.setattr("engine.calibration.gate.gate_checks", lambda engine: iter(checks))
+    monkeypatch.setattr("engine.calibration.speed_probe.measure_speed", speed)
+
+
+def calibrate(world: World, *args: str, code: int = 0) -> Any:
+    few = ("--policies", "value,key", "--ratios", "0.3,0.6", "--limit", "3")
+    return world.json("calibrate", *few, *args, code=code)
+
+
+def profile_file(world: World) -> Path:
+    return world.root / "home/models/tiny/calibration/fp32-cpu.json"
+
+
+def seen_file(world: World) -> Path:
+    return world.root / "home/bandwidth.json"
+
+
+def test_calibrate_keeps_a_profile_beside_the_model(world: World) -> None:
+    result = calibrate(world)
+    assert result == json.loads(profile_file(world).read_text())
+    assert result["schema"] == 1
+    assert result["gate"]["passed"] is True
+    (task,) = result["tasks"]
+    assert (task["task"], task["context"], task["prompts"]) == ("qa", "prefix", 3)
+    assert task["material"] == "stored chunks"
+    curves = {curve["policy"]: curve["points"] for curve in task["curves"]}
+    assert set(curves) == {"value", "key", "random"}
+    assert task["policy"] in ("value", "key")
+    for points in curves.values():
+        assert [point["ratio"] for point in points] == [0, 0.3, 0.6, 1]
+        fitted = [point["fitted"] for point in points]
+        assert fitted == sorted(fitted, reverse=True)
+        assert points[-1]["kl"] == pytest.approx(0, abs=1e-9)  # all of it computed
+        assert points[0]["kl"] == curves["value"][0]["kl"] > 0
+
+
+def test_the_table_names_the_choice(world: World) -> None:
+    result = world("calibrate", "--policies", "value", "--ratios", "0.5", "--limit", "2")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "tiny, fp32 on cpu"
+    assert [line.split()[0] for line in lines[1:4]] == ["gate", "ok", "ok"]
+    assert any(line.startswith("qa: 2 prompts of stored chunks") for line in lines)
+    assert any(line.startswith("for a mean KL of 0.02: policy value, ratio ") for line in lines)
+
+
+def test_tasks_and_questions_are_kept_apart(world: World, tmp_path: Path) -> None:
+    calibrate(world)
+    file = tmp_path / "questions.jsonl"
+    lines = [{"question": f"What of {n}?", "chunks": ["A pilot.", "A boat."]} for n in range(4)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    both = calibrate(world, "--task", "summary", "--questions", str(file))
+    found = {task["task"]: (task["material"], task["prompts"]) for task in both["tasks"]}
+    assert found == {"qa": ("stored chunks", 3), "summary": ("questions", 3)}
+
+
+def test_a_gate_that_fails_is_exit_4_and_stops_blending(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, BAD)
+    result = world("calibrate", "--json")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["gate"]["passed"] is False
+    assert json.loads(result.stdout)["tasks"] == []  # nothing else was measured
+    error = json.loads(result.stderr.splitlines()[-1])["error"]
+    assert (error["kind"], "declared RoPE is 1.5" in error["message"]) == ("integrity", True)
+    for mode in ("blend", "reuse"):
+        refused = world.error("ask", QUESTION, "--mode", mode, code=4)
+        assert "declared RoPE" in refused["message"]
+    world.json("ask", QUESTION, "--mode", "full")
+    world.json("ask", QUESTION, "--mode", "prefix")
+    assert world.json("ask", QUESTION, "--force")["ratios"] == [0.16]
+    line = json.dumps({"question": QUESTION})
+    answers = world("run", "-", input=line)
+    assert answers.exit_code == 1
+    assert "declared RoPE" in json.loads(answers.stdout)["error"]["message"]
+    given(monkeypatch, GOOD)
+    assert world.json("calibrate", "--gate-only")["gate"]["passed"] is True
+    world.json("ask", QUESTION)
+
+
+@pytest.fixture
+def calibrated(world: World, made: tuple[World, str]) -> World:
+    """With a profile whose figures are made up, so that every look-up has one answer."""
+    value = json.loads(made[1])
+    (task,) = value["tasks"]
+    task |= {"policy": "key", "ratio": "0.3", "target_kl": 0.05}
+    for curve in task["curves"]:
+        for point, kl in zip(curve["points"], (0.2, 0.05, 0.02, 0.0), strict=True):
+            point["kl"] = point["fitted"] = kl
+    profile_file(world).write_text(json.dumps(value))
+    return world
+
+
+def choice(world: World, *args: str, **options: Any) -> tuple[str, list[float]]:
+    result = world.json("ask", QUESTION, *args, **options)
+    return result["policy"], result["ratios"]
+
+
+def test_ask_takes_policy_and_ratio_where_neither_is_set(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choice(calibrated) == ("key", [0.3])
+    assert choice(calibrated, "--ratio", "0.5") == ("value", [0.5])
+    assert choice(calibrated, "--policy", "random") == ("random", [0.16])
+    assert choice(calibrated, "--task", "summary") == ("value", [0.16])  # none for that
+    said = calibrated("ask", QUESTION, "-v").stderr
+    assert "policy key, ratio 0.3: calibrated for a mean KL of 0.05 (qa, 20" in said
+    assert "calibrat" not in calibrated("ask", QUESTION).stderr
+    (calibrated.root / "cacheblend.toml").write_text("ratio = 0.4\n")
+    assert choice(calibrated) == ("value", [0.4])
+
+
+def test_without_a_profile_only_v_says_so(world: World) -> None:
+    assert "calibrat" not in world("ask", QUESTION).stderr
+    assert "cacheblend calibrate" in world("ask", QUESTION, "-v").stderr
+    for args in (("--target-kl", "0.1"), ("--ratio", "auto")):
+        error = world.error("ask", QUESTION, *args, code=2)
+        assert "cacheblend calibrate" in error["hint"]
+
+
+def test_a_target_kl_finds_the_smallest_ratio(calibrated: World) -> None:
+    assert choice(calibrated, "--target-kl", "0.05") == ("key", [0.3])
+    assert choice(calibrated, "--target-kl", "0.035") == ("key", [0.45])
+    assert choice(calibrated, "--target-kl", "0.3") == ("key", [0.0])
+    assert choice(calibrated, "--target-kl", "0.02", "--policy", "value") == ("value", [0.6])
+    error = calibrated.error("ask", QUESTION, "--target-kl", "1", "--policy", "key+value", code=2)
+    assert "--policies key+value" in error["hint"]
+    error = calibrated.error("ask", QUESTION, "--target-kl", "1", "--ratio", "0.1", code=2)
+    assert "exclude" in error["message"]
+
+
+def test_the_stronger_of_target_and_ratio_counts(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (calibrated.root / "cacheblend.toml").write_text("target_kl = 0.05\n")
+    assert choice(calibrated) == ("key", [0.3])
+    assert choice(calibrated, "--ratio", "0.1") == ("value", [0.1])
+    (calibrated.root / "cacheblend.toml").write_text("ratio = 0.1\n")
+    assert choice(calibrated, "--target-kl", "0.05") == ("key", [0.3])
+    (calibrated.root / "cacheblend.toml").write_text("ratio = 0.1\ntarget_kl = 0.02\n")
+    assert choice(calibrated) == ("key", [0.6])
+
+
+def test_ratio_auto_is_never_under_the_minimum_and_rises_with_slow_storage(
+    calibrated: World,
+) -> None:
+    assert choice(calibrated, "--ratio", "auto") == ("key", [0.3])
+    assert choice(calibrated, "--ratio", "auto", "--target-kl", "0.02")[1] == [0.6]
+    store = calibrated.root / "home/store"
+    seen_file(calibrated).write_text(json.dumps({str(store): 10.0}))  # bytes a second
+    assert choice(calibrated, "--ratio", "auto") == ("key", [1.0])
+    (calibrated.root / "cacheblend.toml").write_text('ratio = "auto"\n')
+    assert choice(calibrated) == ("key", [1.0])
+    shown = calibrated.json("config", "show")["ratio"]
+    assert (shown["value"], shown["origin"]) == ("auto", "project")
+
+
+def test_audited_prompts_off_the_target_raise_what_auto_chooses(calibrated: World) -> None:
+    audited = calibrated.json("ask", QUESTION, "--ratio", "auto", "--audit", "1", "--compare")
+    assert audited["ratios"] == [0.3]  # before anything was seen
+    seen = audited["compare"]["kl_mean"]
+    value = json.loads(profile_file(calibrated).read_text())
+    for curve in value["tasks"][0]["curves"]:
+        for point, times in zip(curve["points"], (4, 1, 0.4, 0), strict=True):
+            point["fitted"] = seen * times
+    profile_file(calibrated).write_text(json.dumps(value))
+    above, below = (f"{seen * factor:.12f}" for factor in (0.5, 2))
+    raised = choice(calibrated, "--ratio", "auto", "--target-kl", above)[1][0]
+    assert raised > choice(calibrated, "--target-kl", above)[1][0]
+    same = choice(calibrated, "--ratio", "auto", "--target-kl", below)
+    assert same == choice(calibrated, "--target-kl", below)
+
+
+def test_run_looks_up_every_line_by_itself(calibrated: World) -> None:
+    lines = [
+        {"question": QUESTION},
+        {"question": QUESTION, "ratio": 0.5},
+        {"question": QUESTION, "target_kl": 0.02},
+        {"question": QUESTION, "ratio": "auto"},
+        {"question": QUESTION, "ratio": 0.5, "target_kl": 0.02},
+    ]
+    result = calibrated("run", "-", input="\n".join(map(json.dumps, lines)))
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    chosen = [(line["policy"], line["ratios"]) for line in found[:4]]
+    assert chosen == [("key", [0.3]), ("value", [0.5]), ("key", [0.6]), ("key", [0.3])]
+    assert "exclude" in found[4]["error"]["message"]
+
+
+def test_a_damaged_profile_is_told_of_and_as_good_as_none(calibrated: World) -> None:
+    profile_file(calibrated).write_text("{")
+    result = calibrated("ask", QUESTION)
+    assert result.exit_code == 0
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
+    assert len(warnings) == 1
+    assert "fp32-cpu.json is damaged" in warnings[0]
+    checks = {check["name"]: check for check in doctor(calibrated)}
+    assert checks["calibration"]["state"] == "warn"
+    calibrate(calibrated)
+    assert "warning" not in calibrated("ask", QUESTION).stderr
+
+
+def doctor(world: World) -> list[dict[str, Any]]:
+    result = world("doctor", "--no-probe", "--json")
+    found: list[dict[str, Any]] = json.loads(result.stdout)["checks"]
+    return found
+
+
+def test_doctor_has_a_line(calibrated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+    assert check["state"] == "ok"
+    assert "qa, context prefix: key at 0.3" in check["found"]
+    given(monkeypatch, BAD)
+    calibrated("calibrate", "--gate-only")
+    check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+    assert (check["state"], "declared RoPE" in check["found"]) == ("fail", True)
+    profile_file(calibrated).unlink()
+    check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+    assert (check["state"], "none for fp32" in check["found"]) == ("ok", True)
+
+
+def test_interrupted_it_leaves_what_was_there(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = profile_file(calibrated).read_text()
+
+    def interrupted(engine: Any, folder: Path) -> Speed:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.calibration.speed_probe.measure_speed", interrupted)
+    result = calibrated("calibrate", "--policies", "value", "--ratios", "0.5", "--limit", "2")
+    assert result.exit_code == 130
+    assert profile_file(calibrated).read_text() == before
+    assert [f.name for f in profile_file(calibrated).parent.iterdir()] == ["fp32-cpu.json"]
+
+
+def test_the_device_table(calibrated: World) -> None:
+    table = calibrated.json("calibrate", "--device-table", "--ratios", "0.1,0.5")
+    assert {cell["ratio"] for cell in table["cells"]} == {0.1, 0.5}
+    for cell in table["cells"]:
+        assert cell["hidden"] == (cell["load_s"] <= cell["recompute_s"])
+        enough = table["enough"][f"{cell['ratio']:g}"]
+        assert cell["hidden"] == (cell["bandwidth"] >= enough)
+    text = calibrated("calibrate", "--device-table", "--ratios", "0.1,0.5").stdout
+    assert {"hidden", "waited"} & set(text.split())
+
+
+def test_flags_that_do_not_go_together(world: World) -> None:
+    world.error("calibrate", "--gate-only", "--device-table", code=2)
+    world.error("calibrate", "--ratios", "2", code=2)
+    world.error("calibrate", "--task", "poem", code=2)
+    world.error("calibrate", "--target-kl", "0", code=2)
+    world.error("calibrate", "--questions", "nowhere.json", code=3)
+    world.error("calibrate", "--policies", "explicit", code=2)
+
+
+def test_auto_is_a_ratio_of_settings(tmp_path: Path) -> None:
+    assert load_settings({"ratio": "auto"}, env={}, cwd=tmp_path).ratio == AUTO
+    assert load_settings({"ratio": "0.2"}, env={}, cwd=tmp_path).ratio == (Decimal("0.2"),)
+    with pytest.raises(UsageError, match="--ratio and --target-kl exclude each other"):
+        load_settings({"ratio": "0.2", "target_kl": 0.1}, env={}, cwd=tmp_path)
+    env = {"CACHEBLEND_TARGET_KL": "0.1"}
+    assert load_settings({"ratio": "0.2"}, env=env, cwd=tmp_path).target_kl == 0.1
