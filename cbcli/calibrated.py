@@ -154,9 +154,9 @@ class Calibrated:
             )
         from engine.calibration.controller import Controller
 
-        observed_kl = self._observed(policy)
         least = settings.target_kl if settings.target_kl is not None else task.target_kl
         controller = Controller(speed, curve, least)
+        observed_kl = self._observed(policy, controller.minimum())
         bandwidth = _bandwidth(settings).latest() or speed.warm
         ratio = controller.ratio(_prompt(tokens), bandwidth, observed_kl)
         at_least = controller.minimum(observed_kl)
@@ -167,15 +167,23 @@ class Calibrated:
         )
         return self._with(settings, policy, ratio, curve, own)
 
-    def _observed(self, policy: str) -> float | None:
-        """Mean KL of the blends audited lately, None without any."""
+    def _observed(self, policy: str, minimum: Decimal) -> float | None:
+        """Mean KL of the blends audited lately, None without any. What somebody blended with a
+        smaller ratio, wanting it so, says nothing of the calibrated one."""
         from engine.audit import AuditLog, running_kl
 
         if self.store is None:
             return None
         model, dtype = self.blueprint.spec.model, self.blueprint.dtype
         try:
-            return running_kl(AuditLog(self.store.journal), model, policy, dtype=dtype, last=LATELY)
+            return running_kl(
+                AuditLog(self.store.journal),
+                model,
+                policy,
+                at_least=float(minimum),
+                dtype=dtype,
+                last=LATELY,
+            )
         except CacheblendError:
             return None  # what is wrong with the log is told where it is shown
 

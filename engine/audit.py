@@ -147,19 +147,23 @@ def running_kl(
     policy: str,
     *,
     ratio: float | None = None,
+    at_least: float = 0.0,
     dtype: str | None = None,
     last: int = LAST,
 ) -> float | None:
     """Mean KL of the last audited blends of a model (its fingerprint) with a policy, or None.
 
-    ratio: of those alone that chose with this ratio at the last check layer; dtype: of those in
-    this type. A log that cannot be read raises as `AuditLog.records` does.
+    ratio: of those alone that chose with this ratio at the last check layer; at_least: with no
+    smaller one; dtype: of those in this type. A log that cannot be read raises as
+    `AuditLog.records` does.
     """
     found = [
         r.kl_mean
         for r in log.records()[0]
         if (r.model, r.mode, r.policy) == (model, "blend", policy)
-        and (ratio is None or r.ratios[-1:] == (ratio,))
+        and r.ratios
+        and r.ratios[-1] >= at_least
+        and (ratio is None or r.ratios[-1] == ratio)
         and (dtype is None or r.dtype == dtype)
     ]
     return fmean(found[-last:]) if found else None

@@ -215,14 +215,17 @@ def test_audited_prompts_off_the_target_raise_what_auto_chooses(calibrated: Worl
     seen = audited["compare"]["kl_mean"]
     value = json.loads(profile_file(calibrated).read_text())
     for curve in value["tasks"][0]["curves"]:
-        for point, times in zip(curve["points"], (4, 1, 0.4, 0), strict=True):
-            point["fitted"] = seen * times
+        for point, times in zip(curve["points"], (4, 0.4, 0.2, 0), strict=True):
+            point["fitted"] = seen * times  # 0.3 was to be good enough
     profile_file(calibrated).write_text(json.dumps(value))
     above, below = (f"{seen * factor:.12f}" for factor in (0.5, 2))
     raised = choice(calibrated, "--ratio", "auto", "--target-kl", above)[1][0]
     assert raised > choice(calibrated, "--target-kl", above)[1][0]
     same = choice(calibrated, "--ratio", "auto", "--target-kl", below)
     assert same == choice(calibrated, "--target-kl", below)
+    stricter = f"{seen * 0.21:.12f}"  # takes a larger ratio, of which nothing was seen
+    same = choice(calibrated, "--ratio", "auto", "--target-kl", stricter)
+    assert same == choice(calibrated, "--target-kl", stricter)
 
 
 def test_run_looks_up_every_line_by_itself(calibrated: World) -> None:

@@ -283,6 +283,8 @@ def test_groups_and_their_running_means(journal: Journal) -> None:
     assert running_kl(log, "m" * 64, "value") == pytest.approx(mixed)
     assert running_kl(log, "m" * 64, "value", last=2) == pytest.approx(0.4)
     assert running_kl(log, "n" * 64, "value") == pytest.approx(0.7)
+    assert running_kl(log, "m" * 64, "value", at_least=0.1) == pytest.approx(usual.kl_mean)
+    assert running_kl(log, "m" * 64, "value", at_least=0.2) is None
     assert running_kl(log, "m" * 64, "key") is None
     assert running_kl(log, "m" * 64, "value", dtype="fp32") is None
 
