@@ -56,7 +56,7 @@ def test_on_a_sound_machine_nothing_fails_and_nothing_is_made(world: World) -> N
     found = ask(world)
     assert list(found) == [
         *("settings", "python", "torch", "optional", "cpu", "memory", "threads", "device"),
-        *("store", "disk", "models", "model", "speed", "speed of KV"),
+        *("store", "disk", "models", "model", "calibration", "speed", "speed of KV"),
     ]
     assert files(world.root) == before
     assert "none yet" in found["store"]["found"]
