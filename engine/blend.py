@@ -3,11 +3,13 @@
 The algorithm of CacheBlend (arXiv 2405.16444, section 4): layers up to the first check layer are
 computed for every cached token, the deviation of fresh from cached K and V there names the tokens
 worth recomputing, and from then on only these go through the layers, their fresh K and V taking
-the place of the cached ones.
+the place of the cached ones. A policy that asks the question instead needs no such layers: the
+question runs over the reused KV (`engine.scoring`), and what it looks at is recomputed from layer 0
+on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,8 +19,17 @@ from engine.kv_cache import KVCache
 from engine.loaders import LayerLoader, LoadedSegment
 from engine.model import Decoder
 from engine.options import BlendOptions
-from engine.policies import Candidates, LayerKV, budget, make_policy, select
+from engine.policies import (
+    Candidates,
+    LayerKV,
+    Outputs,
+    budget,
+    covering,
+    make_policy,
+    select,
+)
 from engine.rope import Tables
+from engine.scoring import QuestionReader, Reading
 from engine.sources import Source
 from engine.timing import Stopwatch
 
@@ -75,49 +86,78 @@ class _Blend:
         self.model, self.loader, self.cache = model, loader, cache
         self.tables, self.watch = tables, watch
         self.policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
+        self.threshold = options.threshold
         always = [s for s in sources if s.status in ("computed", "miss")]
         hits = [s for s in sources if s.status == "hit"]
         exact_chunks = [s for s in sources if s.status == "exact" and s.segment.kind == "chunk"]
         self.always, self.hits = _positions(always), _positions(hits)
+        self.offsets = [p - s.segment.start for s in hits for p in _positions([s])]
+        self.suffix = len(sources[-1].segment.token_ids)
         self.cached = len(self.hits) + len(_positions(exact_chunks))
         if options.indices is not None:
             _check_indices(options.indices, self.hits + _positions(exact_chunks))
         self.stages = self._stages(options)
+        self.question = self._asks()
+        self.reading: Reading | None = None
         self.scores: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def _stages(self, options: BlendOptions) -> dict[int, int]:
-        """Check layer -> how many tokens stay selected from there on."""
+        """Check layer -> the most tokens that stay selected from there on."""
         layers = list(options.check_layers)
-        if not self.policy.needs_deviation:
+        if not self.policy.full_layers:
             layers[0] = 0
-        sizes = [budget(ratio, len(self.hits), self.cached) for ratio in options.ratios]
+        if options.threshold is not None:
+            sizes = [len(self.hits) if options.threshold else 0] * len(layers)
+        else:
+            sizes = [budget(ratio, len(self.hits), self.cached) for ratio in options.ratios]
         if options.mode != "blend" or (sizes[0] == 0 and options.indices is None):
             return {}  # reuse: nothing to select, so no full layer either
         return dict(zip(layers, sizes, strict=True))
 
+    def _asks(self) -> range:
+        """At which layers the question's attention is taken: none where nothing depends on it."""
+        some = self.threshold is not None or any(
+            0 < n < len(self.hits) for n in self.stages.values()
+        )
+        layers = self.policy.question_layers(self.model.config.layers)
+        return layers if self.hits and (some or self.threshold is not None) else range(0)
+
     def __call__(self, token_ids: Sequence[int]) -> Blended:
         model = self.model
         first = next(iter(self.stages), None)
-        full_until = first if first is not None and self.policy.needs_deviation else -1
-        self.loader.start(exact_before=full_until)
+        full_until = first if first is not None and self.policy.full_layers else -1
+        # Where the question reads the reused KV, it reads all of it.
+        self.loader.start(exact_before=0 if self.question else full_until)
+        if self.question:
+            self.reading = self._read(token_ids)
+        read = self.question.stop  # layers whose stored KV is in the cache already
         chosen = self.hits if full_until >= 0 else []
         if first == 0:
-            chosen = self._choose_by_position(self.hits, 0)
+            chosen = self._choose(self.hits, 0)
         self._set_current(chosen)
         x = model.embed(torch.tensor(token_ids, device=model.device)[self.positions])
         per_layer = []
         last_layer = model.config.layers - 1
         for layer in range(model.config.layers):
             per_layer.append(len(self.chosen))
-            loaded = self.loader.layer(layer)
-            self._place(layer, loaded, exact_only=layer <= full_until)
+            checks = layer in self.stages and layer > 0
+            loaded = self.loader.layer(layer) if layer >= read else []
+            # Where not only exact ones count, every other token is computed at this layer.
+            needed = layer > full_until or (checks and "output" in self.policy.needs)
+            if layer >= read:
+                self._place(layer, loaded, exact_only=not needed)
             with self.watch.recompute:
                 normed = model.norm_in(layer, x)
                 k, v = model.keys_values(layer, normed)
-                model.store(layer, self.cache, self.positions, k, v, self.rows)
-            if layer in self.stages and layer > 0:
+            outputs = None
+            if checks and "output" in self.policy.needs:
                 with self.watch.score:
-                    keep = self._narrow(layer, LayerKV(k, v), loaded)
+                    outputs = self._outputs(layer, normed, LayerKV(k, v))
+            with self.watch.recompute:
+                model.store(layer, self.cache, self.positions, k, v, self.rows)
+            if checks:
+                with self.watch.score:
+                    keep = self._narrow(layer, LayerKV(k, v), loaded, outputs)
                     x, normed = x[keep], normed[keep]
             self.loader.release()
             with self.watch.recompute:
@@ -144,30 +184,86 @@ class _Blend:
     def _place(self, layer: int, loaded: list[LoadedSegment], *, exact_only: bool) -> None:
         """Puts stored K, rotated to where it now stands, and V into the KV cache."""
         with self.watch.rotate:
-            # Where not only exact ones count, every other token is computed at this layer.
             parts = [part for part in loaded if part.exact or not exact_only]
             runs = [(part.start, part.kv.k, part.kv.v) for part in parts]
             self.model.store_runs(layer, self.cache, runs, self.tables)
 
-    def _choose_by_position(self, positions: list[int], layer: int) -> list[int]:
-        """Selection before anything is computed, by a policy that needs no deviation."""
+    def _read(self, token_ids: Sequence[int]) -> Reading:
+        """Brings stored KV into the cache and lets the question read it."""
+        reader = QuestionReader(self.model, self.cache, self.tables, self.always, self.suffix)
+        keeps = [layer for layer in self.stages if layer > 0] if self.policy.full_layers else []
+        kept: dict[int, LayerKV] = {}
         with self.watch.score:
-            candidates = Candidates(torch.tensor(positions, dtype=torch.int64))
+            reader.begin(token_ids)
+        for layer in range(self.question.stop):
+            loaded = self.loader.layer(layer)
+            self._place(layer, loaded, exact_only=False)
+            if layer in keeps:  # what it holds is needed again, and the loader gives it once
+                kept[layer] = _joined(loaded)
+            self.loader.release()
+            with self.watch.score:
+                reader.layer(layer, self.question)
+        with self.watch.score:
+            hits = torch.tensor(self.hits, device=self.model.device)
+            return Reading(reader.attention(hits), kept)
+
+    def _outputs(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> Outputs:
+        """Attention's output of the tokens still chosen, from cached and from fresh KV.
+
+        The KV cache holds stored KV where it begins, and afterwards fresh KV of the current tokens.
+        """
+        model, chosen = self.model, self._in_chosen()
+        q = model.rotated(layer, model.queries(layer, normed), self.rows)
+        mine = (~chosen).nonzero().flatten()  # what is always computed is never cached
+        model.store(
+            layer, self.cache, self.positions[mine], fresh.k[mine], fresh.v[mine], self.rows[mine]
+        )
+        cached = model.attend(layer, q, self.cache, self.plan)[chosen]
+        model.store(layer, self.cache, self.positions, fresh.k, fresh.v, self.rows)
+        return Outputs(model.attend(layer, q, self.cache, self.plan)[chosen], cached)
+
+    def _in_chosen(self) -> torch.Tensor:
+        """Which of the current tokens are cached ones, bool [T]."""
+        chosen = torch.tensor(self.chosen, dtype=torch.int64, device=self.model.device)
+        return torch.isin(self.positions, chosen)
+
+    def _choose(self, positions: list[int], layer: int) -> list[int]:
+        """Selection among cached tokens before any of them is computed."""
+        with self.watch.score:
+            candidates = self._candidates(torch.tensor(positions, dtype=torch.int64))
             return [positions[i] for i in self._select(layer, candidates)]
 
-    def _narrow(self, layer: int, fresh: LayerKV, loaded: list[LoadedSegment]) -> torch.Tensor:
+    def _candidates(self, positions: torch.Tensor) -> Candidates:
+        """The cached tokens at `positions`, with what is known of them from the start."""
+        positions = positions.to(self.model.device)
+        hits = torch.tensor(self.hits, dtype=torch.int64, device=positions.device)
+        offsets = torch.tensor(self.offsets, dtype=torch.int64, device=positions.device)
+        rows = torch.searchsorted(hits, positions)
+        question = self.reading.question.at(rows) if self.reading else None
+        return Candidates(positions, offsets[rows], question=question)
+
+    def _narrow(
+        self,
+        layer: int,
+        fresh: LayerKV,
+        loaded: list[LoadedSegment],
+        outputs: Outputs | None,
+    ) -> torch.Tensor:
         """Selects among the cached tokens still computed.
 
-        fresh: K and V of the current tokens. Returns which rows of them stay, int64.
+        fresh: K and V of the current tokens; outputs: of those that are cached ones. Returns which
+        rows of the current tokens stay, int64.
         """
-        in_chosen = torch.isin(
-            self.positions, torch.tensor(self.chosen, dtype=torch.int64, device=self.model.device)
-        )
-        candidates = Candidates(self.positions[in_chosen])
-        if self.policy.needs_deviation:
-            cached = _gather(loaded, self.hits, candidates.positions)
-            fresh = LayerKV(fresh.k[in_chosen], fresh.v[in_chosen])
-            candidates = Candidates(candidates.positions, fresh, cached)
+        chosen = self._in_chosen()
+        candidates = replace(self._candidates(self.positions[chosen]), outputs=outputs)
+        if "deviation" in self.policy.needs:
+            kept = self.reading.kept.get(layer) if self.reading else None
+            stored = kept or _joined(loaded)
+            hits = torch.tensor(self.hits, device=self.model.device)
+            rows = torch.searchsorted(hits, candidates.positions)
+            cached = LayerKV(stored.k[rows], stored.v[rows])
+            fresh = LayerKV(fresh.k[chosen], fresh.v[chosen])
+            candidates = replace(candidates, fresh=fresh, cached=cached)
         before = self.positions
         self._set_current([self.chosen[i] for i in self._select(layer, candidates)])
         return torch.isin(before, self.positions).nonzero().flatten()
@@ -175,6 +271,8 @@ class _Blend:
     def _select(self, layer: int, candidates: Candidates) -> list[int]:
         scores = self.policy.score(candidates)
         count = self.policy.count(candidates, self.stages[layer])
+        if self.threshold is not None:
+            count = covering(scores, self.threshold)
         self.scores.append((layer, candidates.positions.cpu(), scores.float().cpu()))
         return select(scores, count).tolist()
 
@@ -183,13 +281,11 @@ def _positions(sources: Sequence[Source]) -> list[int]:
     return [p for s in sources for p in range(s.segment.start, s.segment.end)]
 
 
-def _gather(loaded: list[LoadedSegment], hits: list[int], wanted: torch.Tensor) -> LayerKV:
-    """Cached K (before RoPE) and V of the hit tokens at `wanted` positions, in that order."""
+def _joined(loaded: list[LoadedSegment]) -> LayerKV:
+    """Stored K (before RoPE) and V of all hits, in order; good until the loader goes on only where
+    it is one segment's."""
     parts = [part.kv for part in loaded if not part.exact]
-    rows = torch.searchsorted(torch.tensor(hits, device=wanted.device), wanted)
-    return LayerKV(
-        torch.cat([part.k for part in parts])[rows], torch.cat([part.v for part in parts])[rows]
-    )
+    return LayerKV(torch.cat([part.k for part in parts]), torch.cat([part.v for part in parts]))
 
 
 def _check_indices(indices: Sequence[int], cached: Sequence[int]) -> None:

@@ -142,6 +142,14 @@ class Decoder:
         out = self._kept("attention", q.shape)
         return self.kernels.attend(q, k, v, plan, window, out).view(q.shape[0], -1)
 
+    def mass(
+        self, layer: int, q: torch.Tensor, cache: KVCache, plan: AttentionPlan, counted: int
+    ) -> torch.Tensor:
+        """Attention each position gets from the plan's last `counted` rotated queries, summed over
+        them, float32 [heads, capacity]."""
+        window = self.config.windows[layer]
+        return self.kernels.mass(q, cache.k[layer], plan, window, counted)
+
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """Adds a layer's output projection and MLP to the residual stream `x` [T, hidden], in
         place, and returns it."""

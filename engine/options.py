@@ -14,14 +14,16 @@ Mode = Literal["blend", "reuse", "full", "prefix"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def parse_ratio(value: str | float | Decimal) -> Decimal:
-    """An exact recompute ratio. Raises UsageError unless it is a number from 0 to 1."""
+def parse_ratio(value: str | float | Decimal, what: str = "ratio") -> Decimal:
+    """An exact recompute ratio, or another share. Raises UsageError unless it is from 0 to 1."""
     try:
         ratio = Decimal(str(value).strip())
     except InvalidOperation as error:
-        raise UsageError(f"ratio {value!r} is not a number", "give a number from 0 to 1") from error
+        raise UsageError(
+            f"{what} {value!r} is not a number", "give a number from 0 to 1"
+        ) from error
     if not ratio.is_finite() or not 0 <= ratio <= 1:
-        raise UsageError(f"ratio {value} is outside 0 to 1", "0.16 recomputes 16% of the tokens")
+        raise UsageError(f"{what} {value} is outside 0 to 1", "0.16 is 16%")
     return ratio
 
 
@@ -29,9 +31,11 @@ def parse_ratio(value: str | float | Decimal) -> Decimal:
 class BlendOptions:
     """How cached chunks become a prompt's KV cache (build with `of`, which checks).
 
-    ratios are non-increasing and as many as check_layers; seed feeds policy `random`; indices are
-    policy `explicit`'s prompt positions; below min_tokens cached tokens `blend` is not worth it
-    and full prefill is used; loader: when stored KV is read, which changes no result.
+    policy: a spec, see `engine.policies.make_policy`. ratios are non-increasing and as many as
+    check_layers; instead of them, threshold selects the tokens that hold this share of the score.
+    seed feeds policy `random`; indices are policy `explicit`'s prompt positions; below min_tokens
+    cached tokens `blend` is not worth it and full prefill is used; loader: when stored KV is read,
+    which changes no result.
     """
 
     mode: Mode = "blend"
@@ -43,6 +47,7 @@ class BlendOptions:
     seed: int = 0
     strict_context: bool = False
     loader: str = "pipelined"
+    threshold: Decimal | None = None
 
     @classmethod
     def of(
@@ -51,6 +56,7 @@ class BlendOptions:
         mode: str = "blend",
         policy: str = "value",
         ratio: str | float | Decimal | Sequence[str | float | Decimal] = "0.16",
+        threshold: str | float | Decimal | None = None,
         check_layers: int | Sequence[int] = 1,
         indices: Sequence[int] | None = None,
         min_tokens: int = 256,
@@ -88,22 +94,41 @@ class BlendOptions:
             raise UsageError("ratios must not rise from one check layer to the next")
         if min_tokens < 0:
             raise UsageError(f"min_tokens must not be negative, not {min_tokens}")
-        make_policy(policy, seed=seed, indices=indices)
+        made = make_policy(policy, seed=seed, indices=indices)
+        share = None if threshold is None else parse_ratio(threshold, "threshold")
+        if share is not None and not made.amounts:
+            raise UsageError(
+                f"policy {made.name} has no amounts that a threshold could add up", "use a ratio"
+            )
         check_loader(loader)
         if indices is not None and known != "blend":
             raise UsageError(f"mode {known} recomputes no chosen tokens", "use --mode blend")
         chosen = None if indices is None else tuple(sorted(set(indices)))
-        return cls(known, policy, ratios, layers, chosen, min_tokens, seed, strict_context, loader)
+        return cls(
+            known,
+            policy,
+            ratios if share is None else (),
+            layers,
+            chosen,
+            min_tokens,
+            seed,
+            strict_context,
+            loader,
+            share,
+        )
 
     @property
     def computes_all(self) -> bool:
-        """Ratio 1 throughout: everything is computed, exact tokens too, as in a full prefill."""
-        return self.mode == "blend" and self.indices is None and min(self.ratios) == 1
+        """Ratio or threshold 1 throughout: everything is computed, exact tokens too, as in a full
+        prefill."""
+        shares = self.ratios if self.threshold is None else (self.threshold,)
+        return self.mode == "blend" and self.indices is None and min(shares) == 1
 
     def check_model(self, layers: int) -> None:
-        """Raises UsageError for a check layer the model does not have."""
+        """Raises UsageError for a layer the model does not have."""
         chosen = make_policy(self.policy, seed=self.seed, indices=self.indices)
-        needed = chosen.needs_deviation or len(self.check_layers) > 1
+        chosen.question_layers(layers)
+        needed = chosen.full_layers or len(self.check_layers) > 1
         if self.mode == "blend" and needed and self.check_layers[-1] >= layers:
             raise UsageError(
                 f"check layer {self.check_layers[-1]} is not in this model of {layers} layers",

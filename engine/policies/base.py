@@ -5,9 +5,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+
+Signal = Literal["deviation", "output", "question"]
+"""What a score is made from, besides where a token stands.
+
+deviation: fresh and cached K and V at the check layer; output: attention's output there from fresh
+and from cached KV; question: how the question attends to the cached tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,26 +26,71 @@ class LayerKV:
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """Attention's output of the same tokens at one layer, each [T, heads * head_dim]: all of them
+    over fresh KV, and over the KV that was cached."""
+
+    fresh: torch.Tensor
+    cached: torch.Tensor
+
+
+@dataclass(frozen=True)
+class QuestionAttention:
+    """What the question looks at, reading the reused KV, at the layers the policy asked for.
+
+    mass: attention each token gets, summed over the question's tokens, float32 [layers, heads, T];
+    value_norms: L2 norm of its V, float32 [layers, kv_heads, T].
+    """
+
+    mass: torch.Tensor
+    value_norms: torch.Tensor
+
+    def at(self, rows: torch.Tensor) -> "QuestionAttention":
+        """That of some of the tokens, int64 [n]."""
+        return QuestionAttention(self.mass[..., rows], self.value_norms[..., rows])
+
+
+@dataclass(frozen=True)
 class Candidates:
     """The tokens to choose from at one layer, in order of position.
 
-    positions: int64 [T]. fresh and cached are None for a policy that needs no deviation.
+    positions: in the prompt, int64 [T]; offsets: in the token's own chunk, int64 [T]. The rest is
+    None where the policy doesn't need it.
     """
 
     positions: torch.Tensor
+    offsets: torch.Tensor
     fresh: LayerKV | None = None
     cached: LayerKV | None = None
+    outputs: Outputs | None = None
+    question: QuestionAttention | None = None
 
 
 class Policy(ABC):
-    """Scores candidates.
+    """Scores candidates. A frozen dataclass, whose fields are its parameters.
 
-    `needs_deviation`: the layers up to the first check layer are computed for all candidates, so
-    that fresh K and V exist there; otherwise recomputing narrows from layer 0 on.
+    `needs`: what its score is made from. `amounts`: scores are amounts, 0 or more, that can be
+    added up, as a threshold does.
     """
 
     name: ClassVar[str]
-    needs_deviation: ClassVar[bool]
+    amounts: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset()
+
+    @property
+    def full_layers(self) -> bool:
+        """Whether the layers up to the first check layer are computed for all candidates; otherwise
+        recomputing narrows from layer 0 on. Of L layers with check layer c, a blend then takes at
+        least (c + 1)/L of a full prefill."""
+        return not self.needs.isdisjoint({"deviation", "output"})
+
+    def question_layers(self, layers: int) -> range:
+        """At which of so many layers the question's attention is taken; none, unless needed. Raises
+        UsageError for layers that the model does not have."""
+        return range(0)
 
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor:
@@ -48,14 +100,37 @@ class Policy(ABC):
         """How many candidates to choose, given what the ratio allows."""
         return budget
 
+    def compared(self, kv_width: int, width: int) -> int:
+        """Numbers that are compared for each candidate: K or V has kv_width, attention's output
+        width."""
+        return 0
+
 
 def budget(ratio: Decimal, eligible: int, cached: int) -> int:
     """min(eligible, ceil(ratio * cached)), in exact arithmetic."""
     return min(eligible, math.ceil(Fraction(ratio) * cached))
 
 
+def covering(scores: torch.Tensor, share: Decimal) -> int:
+    """The fewest tokens that hold `share` of the sum of the scores [T] (below 0 counts as 0).
+
+    Share 0 is no token, share 1 all of them, also those whose score is 0.
+    """
+    if share <= 0 or share >= 1:
+        return 0 if share <= 0 else len(scores)
+    amounts = _ordered(scores).values.double().clamp_(min=0, max=torch.finfo(torch.float32).max)
+    held = amounts.cumsum(0)
+    if not len(held) or held[-1] == 0:
+        return 0
+    return min(len(held), int((held < float(share) * held[-1]).sum()) + 1)
+
+
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Indices int64 [count] of the highest scores, ascending; ties go to the lower index."""
+    return _ordered(scores).indices[:count].sort().values
+
+
+def _ordered(scores: torch.Tensor) -> torch.return_types.sort:
+    """Highest first; NaN before all others, for what is not a number surely deviates."""
     scores = torch.nan_to_num(scores.float(), nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    best = torch.sort(scores, descending=True, stable=True).indices[:count]
-    return best.sort().values
+    return torch.sort(scores, descending=True, stable=True)

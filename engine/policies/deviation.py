@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.policies.base import Candidates, LayerKV, Policy
+from engine.policies.base import Candidates, LayerKV, Policy, Signal
 
 
 def squared_distance(fresh: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-    """Squared L2 distance per token of [T, heads, dim] tensors, float32 [T]."""
+    """Squared L2 distance per token of [T, ...] tensors, float32 [T]."""
     return (fresh.float() - cached.float()).square().flatten(1).sum(1)
 
 
@@ -22,11 +22,20 @@ def _pair(candidates: Candidates) -> tuple[LayerKV, LayerKV]:
 
 
 @dataclass(frozen=True)
-class ValueDeviation(Policy):
+class _Deviation(Policy):
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({"deviation"})
+
+    def compared(self, kv_width: int, width: int) -> int:
+        return kv_width
+
+
+@dataclass(frozen=True)
+class ValueDeviation(_Deviation):
     """Deviation of V at the check layer: CacheBlend's own choice."""
 
     name = "value"
-    needs_deviation = True
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
@@ -34,11 +43,10 @@ class ValueDeviation(Policy):
 
 
 @dataclass(frozen=True)
-class KeyDeviation(Policy):
+class KeyDeviation(_Deviation):
     """Deviation of K at the check layer: LMCache's choice."""
 
     name = "key"
-    needs_deviation = True
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
@@ -46,12 +54,35 @@ class KeyDeviation(Policy):
 
 
 @dataclass(frozen=True)
-class KeyValueDeviation(Policy):
+class KeyValueDeviation(_Deviation):
     """Deviation of K and V together: the two squared distances, added."""
 
     name = "key+value"
-    needs_deviation = True
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
         return squared_distance(fresh.k, cached.k) + squared_distance(fresh.v, cached.v)
+
+    def compared(self, kv_width: int, width: int) -> int:
+        return 2 * kv_width
+
+
+@dataclass(frozen=True)
+class OutputDeviation(Policy):
+    """Deviation of what a token itself reads: attention's output at the check layer from fresh KV,
+    against that of the same query from the cached KV of the tokens before it (attention deviation,
+    section 4.1 of the paper, of the layer's output)."""
+
+    name = "attention"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({"output"})
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        if candidates.outputs is None:
+            raise ValueError("policy attention needs attention's outputs")
+        return squared_distance(candidates.outputs.fresh, candidates.outputs.cached)
+
+    def compared(self, kv_width: int, width: int) -> int:
+        return width

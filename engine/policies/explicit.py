@@ -18,7 +18,7 @@ class Explicit(Policy):
 
     indices: tuple[int, ...]
     name = "explicit"
-    needs_deviation = False
+    amounts = False
 
     @classmethod
     def of(cls, indices: Sequence[int] | None) -> "Explicit":

@@ -16,7 +16,7 @@ class Random(Policy):
 
     seed: int = 0
     name = "random"
-    needs_deviation = False
+    amounts = False
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         # A hash of 31 bits, so that products stay within int64.

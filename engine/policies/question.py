@@ -1,0 +1,68 @@
+"""Question attention: recompute what the question looks at.
+
+Tokens that deviate are of no account where the question doesn't look ("crowding out": ProphetKV,
+arXiv 2602.02579). So the question runs over the reused KV first, and a token is worth the attention
+it gets there times the size of what it is read for, its V.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cache_store.errors import UsageError
+from engine.policies.base import Candidates, Policy, Signal
+from engine.policies.params import layer_span, one_of
+
+Heads = Literal["sum", "max"]
+Weight = Literal["value", "none"]
+
+# Of a model's layers, the first that counts unless said otherwise, as a share. Measured.
+FIRST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Question(Policy):
+    """layers: first and last of those whose attention counts, each with the same weight; None: from
+    a quarter of the model on. heads: summed, or the one that looks hardest. weight: attention times
+    the norm of V, or attention alone."""
+
+    layers: tuple[int, int] | None = None
+    heads: Heads = "sum"
+    weight: Weight = "value"
+    name = "question"
+
+    @classmethod
+    def of(cls, params: Mapping[str, str]) -> "Question":
+        span = params.get("layers")
+        return cls(
+            None if span is None else layer_span("question", span),
+            one_of("question", "heads", params.get("heads", "sum"), ("sum", "max")),
+            one_of("question", "weight", params.get("weight", "value"), ("value", "none")),
+        )
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({"question"})
+
+    def question_layers(self, layers: int) -> range:
+        first, last = self.layers or (int(FIRST_SHARE * layers), layers - 1)
+        if last >= layers:
+            raise UsageError(
+                f"policy question: layer {last} is not in this model of {layers} layers",
+                f"use layers=0-{layers - 1}, or less",
+            )
+        return range(first, last + 1)
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        asked = candidates.question
+        if asked is None:
+            raise ValueError("policy question needs the question's attention")
+        mass = asked.mass  # [layers, heads, T]
+        if self.weight == "value":
+            group = mass.shape[1] // asked.value_norms.shape[1]
+            mass = mass * asked.value_norms.repeat_interleave(group, 1)
+        by_layer = mass.sum(1) if self.heads == "sum" else mass.amax(1)
+        # V is larger in late layers: none of them is to count more for that.
+        return (by_layer / by_layer.sum(-1, keepdim=True).clamp_min(1e-30)).sum(0)
