@@ -32,6 +32,7 @@ from engine.rope import Tables
 from engine.scoring import QuestionReader, Reading
 from engine.sources import Source
 from engine.timing import Stopwatch
+from engine.transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ class _Blend:
         exact_chunks = [s for s in sources if s.status == "exact" and s.segment.kind == "chunk"]
         self.always, self.hits = _positions(always), _positions(hits)
         self.offsets = [p - s.segment.start for s in hits for p in _positions([s])]
+        self.hit_sources = hits
+        self.transfers = self.policy.transfers if options.transfer is None else options.transfer
+        self.transfer: Transfer | None = None
         self.suffix = len(sources[-1].segment.token_ids)
         self.cached = len(self.hits) + len(_positions(exact_chunks))
         if options.indices is not None:
@@ -154,6 +158,9 @@ class _Blend:
                 with self.watch.score:
                     outputs = self._outputs(layer, normed, LayerKV(k, v))
             with self.watch.recompute:
+                if self.transfer is not None and layer > max(full_until, 0):  # layer 0 is exact
+                    mine = self._in_chosen()
+                    self.transfer(layer, self.cache, LayerKV(k[mine], v[mine]))
                 model.store(layer, self.cache, self.positions, k, v, self.rows)
             if checks:
                 with self.watch.score:
@@ -176,6 +183,8 @@ class _Blend:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
         self.chosen = chosen
         self._set_plan(self.model.plan(sorted(self.always + chosen)))
+        if self.transfers and chosen:
+            self.transfer = Transfer(self.model, self.tables, self.hit_sources, chosen)
 
     def _set_plan(self, plan: AttentionPlan) -> None:
         self.plan, self.positions = plan, plan.positions

@@ -2,22 +2,22 @@
 
 Counted are the matrix products a run cannot do without: linear layers in proportion to the tokens
 they see, attention in proportion to the keys each query may see, the LM head for one token, and
-scoring. Norms, rotation, softmax and copies are not. `speedup` is the limit at equal operation
-rates: what a blend reaches over a full prefill if it does its operations as fast.
+scoring, which for some policies is a prefill of the question of its own. Norms, rotation, softmax
+and copies are not. `speedup` is the limit at equal operation rates: what a blend reaches over a
+full prefill if it does its operations as fast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from engine.config import ModelConfig
 from engine.options import BlendOptions
-from engine.policies import budget
+from engine.policies import Policy, budget, make_policy
 from engine.prefill import Prefilled
 
-# Operations for each element of K or V that a policy compares: subtract, square, add.
+# Operations for each number that a policy compares: subtract, square, add.
 PER_ELEMENT = 3
-COMPARED = {"value": 1, "key": 1, "key+value": 2}  # how many of K and V a policy compares
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,16 @@ def of_run(config: ModelConfig, run: Prefilled, options: BlendOptions) -> Flops:
     always, hits = _positions(run, "computed", "miss"), _positions(run, "hit")
     chosen = {len(run.selected): list(run.selected), len(hits): hits}
     at = {n: sorted(always + chosen.get(n, spread(hits, n))) for n in set(run.per_layer)}
-    scored = sum(run.per_layer[i] for i in options.check_layers if i < config.layers)
-    return _prefill(config, tokens, [at[n] for n in run.per_layer]) + scoring(
-        config, options.policy, scored
-    )
+    policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
+    found = _prefill(config, tokens, [at[n] for n in run.per_layer])
+    if policy.full_layers:
+        scored = sum(run.per_layer[i] for i in options.check_layers if i < config.layers)
+        found += comparing(config, policy, scored)
+        if "output" in policy.needs:
+            found += Flops(attention=_twice(config, options.check_layers, run.per_layer, at))
+    if 0 < len(run.selected) < len(hits):
+        found += reading(config, policy, always)
+    return found
 
 
 def predicted(
@@ -96,31 +102,78 @@ def predicted(
     exact: int = 0,
     ratio: Decimal = Decimal("0.16"),
     check_layer: int = 1,
-    needs_deviation: bool = True,
     policy: str = "value",
 ) -> Flops:
     """What a blend will need, before it is run.
 
     A stored prefix comes first, then `cached` chunk tokens, of which the first `exact` need
     nothing, then `always` tokens computed in any case. `ratio` of the cached ones are selected,
-    evenly spread: at `check_layer` where the policy `needs_deviation`, else before layer 0.
+    evenly spread: at `check_layer` where the policy needs full layers, else before layer 0.
     """
     hits = range(prefix + exact, prefix + cached)
     tokens = prefix + cached + always
     tail = list(range(prefix + cached, tokens))
     count = budget(ratio, len(hits), cached)
     selected = spread(hits, count) + tail
-    if not needs_deviation or not count:
+    chooser = policy_of(policy)
+    if not count:
         return _prefill(config, tokens, [selected] * config.layers)
+    asked = reading(config, chooser, tail) if count < len(hits) else Flops()
+    if not chooser.full_layers:
+        return _prefill(config, tokens, [selected] * config.layers) + asked
     before = [list(hits) + tail] * (check_layer + 1)
     layers = before + [selected] * (config.layers - len(before))
-    return _prefill(config, tokens, layers) + scoring(config, policy, len(hits))
+    compared = comparing(config, chooser, len(hits))
+    if "output" in chooser.needs:
+        everyone = {len(hits): list(hits) + tail}
+        counts = [len(hits)] * config.layers
+        compared += Flops(attention=_twice(config, [check_layer], counts, everyone))
+    return _prefill(config, tokens, layers) + compared + asked
 
 
-def scoring(config: ModelConfig, policy: str, candidates: int) -> Flops:
-    """What scoring so many cached tokens costs; policies that compare nothing cost nothing."""
-    elements = COMPARED.get(policy, 0) * config.kv_heads * config.head_dim
-    return Flops(scoring=PER_ELEMENT * elements * candidates)
+def policy_of(spec: str) -> Policy:
+    """The policy of a spec, `explicit` without the positions of a prompt."""
+    return make_policy(spec, indices=() if spec == "explicit" else None)
+
+
+def comparing(config: ModelConfig, policy: Policy, candidates: int) -> Flops:
+    """What comparing so many cached tokens costs; policies that compare nothing cost nothing."""
+    heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+    numbers = policy.compared(kv_heads * dim, heads * dim)
+    return Flops(scoring=PER_ELEMENT * numbers * candidates)
+
+
+def reading(config: ModelConfig, policy: Policy, asking: Sequence[int]) -> Flops:
+    """What it takes that the tokens at these positions read the reused KV first, where a policy
+    wants to know what they look at: a prefill of them that ends with the last layer asked for."""
+    c, end = config, policy.question_layers(config.layers).stop
+    if not end:
+        return Flops()
+    width, kv_width = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    qkv = 2 * c.hidden * (width + 2 * kv_width)
+    rest = 2 * c.hidden * width + 2 * 3 * c.hidden * c.intermediate
+    pairs = [visible_keys(asking, window) for window in c.windows[:end]]
+    # Of the last layer, Q K^T alone.
+    return Flops(
+        len(asking) * (end * qkv + (end - 1) * rest),
+        4 * width * sum(pairs[:-1]) + 2 * width * pairs[-1],
+    )
+
+
+def _twice(
+    config: ModelConfig,
+    check_layers: Sequence[int],
+    counts: Sequence[int],
+    at: Mapping[int, Sequence[int]],
+) -> int:
+    """Attention over fresh and over cached KV at each check layer, by the tokens there (their
+    number -> their positions)."""
+    pairs = sum(
+        visible_keys(at[counts[layer]], config.windows[layer])
+        for layer in check_layers
+        if layer < config.layers
+    )
+    return 2 * 4 * config.heads * config.head_dim * pairs
 
 
 def spread(positions: Sequence[int], count: int) -> list[int]:

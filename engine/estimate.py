@@ -169,7 +169,7 @@ def _counted(
 ) -> FirstToken:
     """The operations and bytes of a blend, at the probe's rates."""
     c = config
-    deviates = policy in bound.COMPARED
+    chooser = bound.policy_of(policy)
     flops = bound.predicted(
         c,
         prefix=shape.prefix,
@@ -178,25 +178,31 @@ def _counted(
         always=shape.always,
         ratio=ratio,
         check_layer=check_layer,
-        needs_deviation=deviates,
         policy=policy,
     )
     selected = budget(ratio, shape.cached - shape.exact, shape.cached)
     # The layers before the selection see every chunk token, and work at the rates of many tokens.
-    before = check_layer if deviates and selected else 0
+    before = check_layer if chooser.full_layers and selected else 0
     seen = range(shape.prefix + shape.exact, shape.tokens)
     width = 4 * c.heads * c.head_dim
     many = Flops(
         linear=before * layer_flops(c) * len(seen),
         attention=sum(width * bound.visible_keys(seen, w) for w in c.windows[:before]),
     )
-    few = Flops(flops.linear - many.linear, flops.attention - many.attention)
+    tail = range(shape.prefix + shape.cached, shape.tokens)
+    asked = bound.reading(c, chooser, tail) if selected else Flops()
+    few = Flops(
+        flops.linear - many.linear - asked.linear,
+        flops.attention - many.attention - asked.attention,
+    )
     rows = selected + shape.always
     compute = (
         (many.linear + flops.scoring) / rate_at(probe.linear, len(seen))
         + many.attention / probe.causal.flops
         + _linear(c, probe, few, rows)
         + few.attention / rate_at(probe.scattered, rows)
+        + asked.linear / rate_at(probe.linear, shape.always)
+        + asked.attention / rate_at(probe.scattered, shape.always)
         + probe.plan_s
         + probe.head_s
     )

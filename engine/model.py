@@ -142,6 +142,19 @@ class Decoder:
         out = self._kept("attention", q.shape)
         return self.kernels.attend(q, k, v, plan, window, out).view(q.shape[0], -1)
 
+    def shift(
+        self,
+        layer: int,
+        cache: KVCache,
+        spans: torch.Tensor,
+        shifts: torch.Tensor,
+        tables: Tables,
+    ) -> None:
+        """Moves spans of the cache, int64 [2, S] on the host, by shifts [S, 2, kv_heads, head_dim]
+        of K before RoPE and of V."""
+        turned = tables.layer(layer)
+        self.kernels.shift(cache.k[layer], cache.v[layer], spans, shifts, turned)
+
     def mass(
         self, layer: int, q: torch.Tensor, cache: KVCache, plan: AttentionPlan, counted: int
     ) -> torch.Tensor:

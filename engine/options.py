@@ -48,6 +48,7 @@ class BlendOptions:
     strict_context: bool = False
     loader: str = "pipelined"
     threshold: Decimal | None = None
+    transfer: bool | None = None
 
     @classmethod
     def of(
@@ -63,6 +64,7 @@ class BlendOptions:
         seed: int = 0,
         strict_context: bool = False,
         loader: str = "pipelined",
+        transfer: bool | None = None,
     ) -> "BlendOptions":
         """Checks everything that needs no model. Raises UsageError."""
         known = next((name for name in MODES if name == mode), None)
@@ -115,6 +117,7 @@ class BlendOptions:
             strict_context,
             loader,
             share,
+            transfer,
         )
 
     @property

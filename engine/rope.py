@@ -110,6 +110,12 @@ def rotate(
     return out
 
 
+def unrotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """What `rotate` made `x` of, in `x`'s type; cos and sin may be scaled, as some kinds' are."""
+    scale = cos[:1, :1].square() + sin[:1, :1].square()
+    return rotate(x, cos / scale, -sin / scale)
+
+
 def inverse_frequencies(
     rope: RopeConfig, dim: int, max_positions: int, length: int
 ) -> tuple[torch.Tensor, float]:

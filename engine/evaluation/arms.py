@@ -109,7 +109,7 @@ def _of_policy(
 
 
 def _deviates(policy: str) -> bool:
-    return make_policy(policy).needs_deviation
+    return make_policy(policy).full_layers
 
 
 def _plain(value: Any) -> Any:

@@ -30,6 +30,10 @@ _SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _INT),
     ),
+    "cb_shift": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+        *(_LONG, _LONG, _LONG, _LONG, _INT),
+    ),
     "cb_attend": (
         *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
@@ -272,6 +276,35 @@ class NativeKernels:
             (_LONG * count)(*counts),
             *(count, cos, sin, k_out.data_ptr(), v_out.data_ptr(), heads, dim),
             *(turned, k_out.stride(0), torch.get_num_threads()),
+        )
+        return None
+
+    def shift(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spans: torch.Tensor,
+        shifts: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        heads, length, dim = k.shape
+        last = int(spans.max()) if len(spans) else 0
+        turned, cos, sin = _tables(tables, last)
+        if (
+            k.shape != v.shape
+            or k.stride() != v.stride()
+            or k.stride()[1:] != (dim, 1)
+            or last > length
+            or not 0 <= turned <= dim
+            or not (spans.is_contiguous() and shifts.is_contiguous())
+            or shifts.dtype != torch.float32
+            or shifts.shape != (spans.shape[1], 2, heads, dim)
+        ):
+            return self._plain.shift(k, v, spans, shifts, tables)
+        self._c.cb_shift(
+            *(k.data_ptr(), v.data_ptr(), spans[0].data_ptr(), spans[1].data_ptr()),
+            *(shifts.data_ptr(), spans.shape[1], cos, sin, heads, dim, turned, k.stride(0)),
+            torch.get_num_threads(),
         )
         return None
 

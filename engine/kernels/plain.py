@@ -77,6 +77,25 @@ class PlainKernels:
             self.place(k, rows, k_out[:, here].transpose(0, 1))
             self.place(v, None, v_out[:, here].transpose(0, 1))
 
+    def shift(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spans: torch.Tensor,
+        shifts: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        starts, ends = spans.to(k.device)
+        lengths = ends - starts
+        of = torch.repeat_interleave(torch.arange(len(starts), device=k.device), lengths)
+        first = torch.cumsum(lengths, 0) - lengths
+        positions = torch.arange(len(of), device=k.device) - first[of] + starts[of]
+        to_k, to_v = shifts[of].unbind(1)  # [T, kv_heads, head_dim]
+        if tables is not None:
+            to_k = rotate(to_k, tables[0][positions], tables[1][positions])
+        for x, more in ((k, to_k), (v, to_v)):
+            x[:, positions] = (x[:, positions].float() + more.transpose(0, 1)).to(x.dtype)
+
     def attend(
         self,
         q: torch.Tensor,

@@ -76,6 +76,21 @@ class Kernels(Protocol):
         """Writes runs of stored K and V to a layer of the KV cache, k_out and v_out
         [kv_heads, N, head_dim], K rotated by its positions' rows of cos and sin (None: not)."""
 
+    def shift(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spans: torch.Tensor,
+        shifts: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """Adds to spans of a layer of the KV cache, k and v [kv_heads, N, head_dim], what each
+        span's shifts say, float32 [S, 2, kv_heads, head_dim]: first K's, before RoPE, which is
+        rotated to each position by its rows of cos and sin (None: not), then V's.
+
+        spans: int64 [2, S] on the host, first positions and those after the last; disjoint. Each
+        sum is rounded once."""
+
     def attend(
         self,
         q: torch.Tensor,

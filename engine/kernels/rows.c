@@ -181,3 +181,39 @@ CB_API void cb_place_runs(const uint16_t *const *k, const uint16_t *const *v, co
         }
     }
 }
+
+CB_CLONES static void shift_turned(uint16_t *restrict row, const float *restrict shift,
+                                   const float *restrict cosine, const float *restrict sine,
+                                   long turned) {
+    const long half = turned / 2;
+    for (long i = 0; i < half; i++) {
+        const float a = shift[i], b = shift[half + i];
+        row[i] = narrow(wide(row[i]) + (a * cosine[i] + b * sine[i]));
+        row[half + i] = narrow(wide(row[half + i]) + (b * cosine[half + i] + a * sine[half + i]));
+    }
+}
+
+CB_CLONES static void shift_plain(uint16_t *restrict row, const float *restrict shift, long size) {
+    for (long i = 0; i < size; i++) row[i] = narrow(wide(row[i]) + shift[i]);
+}
+
+/* Adds to runs of positions in k and v [heads, positions, dim] what each run's row of shifts
+   [runs, 2, heads, dim] says: its first half to K, its first `turned` dimensions rotated by the
+   position's rows of cos and sin [positions, turned], its second half to V. */
+CB_API void cb_shift(uint16_t *k, uint16_t *v, const int64_t *starts, const int64_t *ends,
+                     const float *shifts, long runs, const float *cosine, const float *sine,
+                     long heads, long dim, long turned, long head_stride, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long n = 0; n < runs; n++) {
+        for (long head = 0; head < heads; head++) {
+            const float *to_k = shifts + (n * 2 * heads + head) * dim, *to_v = to_k + heads * dim;
+            for (long p = starts[n]; p < ends[n]; p++) {
+                uint16_t *row = k + head * head_stride + p * dim;
+                if (turned)
+                    shift_turned(row, to_k, cosine + p * turned, sine + p * turned, turned);
+                shift_plain(row + turned, to_k + turned, dim - turned);
+                shift_plain(v + head * head_stride + p * dim, to_v, dim);
+            }
+        }
+    }
+}

@@ -70,11 +70,13 @@ class Policy(ABC):
     """Scores candidates. A frozen dataclass, whose fields are its parameters.
 
     `needs`: what its score is made from. `amounts`: scores are amounts, 0 or more, that can be
-    added up, as a threshold does.
+    added up, as a threshold does. `transfers`: whether what the chosen tokens show is carried over
+    to their neighbours (`engine.transfer`) unless said otherwise.
     """
 
     name: ClassVar[str]
     amounts: ClassVar[bool] = True
+    transfers: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[Signal]:

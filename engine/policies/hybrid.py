@@ -20,6 +20,7 @@ class Hybrid(Policy):
 
     parts: tuple[tuple[Policy, Decimal], ...]
     name = "hybrid"
+    transfers = True
     amounts = False
 
     @classmethod

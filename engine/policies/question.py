@@ -32,6 +32,7 @@ class Question(Policy):
     heads: Heads = "sum"
     weight: Weight = "value"
     name = "question"
+    transfers = True
 
     @classmethod
     def of(cls, params: Mapping[str, str]) -> "Question":
