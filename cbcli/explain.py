@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 SHORT_PROMPT = 1000  # tokens; below it the parts that never shrink are most of the work
 HIGH_RATIO = 0.35
 SLOW_LOAD = 0.3  # share of the time to first token spent waiting for stored KV
+FULL_LAYERS = ("value", "key", "key+value", "attention", "hybrid")  # policies
 COLD_START = 2.0  # loading the model, in times to first token
 
 
@@ -81,7 +82,7 @@ def why_not_faster(result: AskResult) -> list[str]:
             "recomputed; --ratio 0.16 is usual"
         )
     layers = max(result.check_layers, default=0)
-    if blended and layers > 1 and result.policy not in ("random", "explicit"):
+    if blended and layers > 1 and result.policy.partition(":")[0] in FULL_LAYERS:
         lines.append(f"late check: layers 0 to {layers} were computed for more tokens than chosen")
     if t.kv_stall_s > SLOW_LOAD * t.ttft_s and result.kv.bytes_loaded:
         rate = rate_text(result.kv.bytes_loaded / t.kv_load_s, "bytes")

@@ -40,7 +40,27 @@ Force = Annotated[
     bool | None,
     typer.Option("--force", help="Blend though the model failed the gate of calibrate."),
 ]
-Policy = Annotated[str | None, typer.Option("--policy", help="value, key, key+value or random.")]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="What selects tokens: question, value, key, key+value, attention, first-k, hybrid or "
+        "random, with parameters behind a colon: question:layers=8-20.",
+    ),
+]
+Threshold = Annotated[
+    str | None,
+    typer.Option(
+        "--threshold", help="Instead of a ratio: recompute what holds this share of the score."
+    ),
+]
+Transfer = Annotated[
+    bool | None,
+    typer.Option(
+        "--transfer/--no-transfer",
+        help="Move the other tokens by what recomputed ones deviate.",
+    ),
+]
 CheckLayer = Annotated[
     list[str] | None,
     typer.Option("--check-layer", help="Layer at which tokens are selected; repeatable."),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.errors import NotFoundError
+from cache_store.errors import NotFoundError, UsageError
 from cache_store.store import ChunkStore
 from cbcli.output import Output
-from cbcli.settings import Settings, data_root
+from cbcli.settings import ORIGINS, Settings, data_root
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -81,6 +82,8 @@ def blend_options(settings: Settings, positions: Sequence[int] | None = None) ->
         mode=settings.mode,
         policy=settings.policy if positions is None else "explicit",
         ratio=settings.ratio,
+        threshold=_threshold(settings),
+        transfer=settings.transfer,
         check_layers=settings.check_layers,
         indices=positions,
         min_tokens=settings.min_tokens,
@@ -88,6 +91,21 @@ def blend_options(settings: Settings, positions: Sequence[int] | None = None) ->
         strict_context=settings.strict_context,
         loader=settings.loader,
     )
+
+
+def _threshold(settings: Settings) -> Decimal | None:
+    """The threshold, unless a ratio was set nearer to the command. Raises UsageError where both
+    were set in the same place."""
+    ratio, threshold = settings.origin("ratio"), settings.origin("threshold")
+    if settings.threshold is None or ORIGINS.index(ratio.kind) < ORIGINS.index(threshold.kind):
+        return None
+    if ratio.kind == threshold.kind:
+        raise UsageError(
+            f"{ratio.where or ratio.kind} and {threshold.where or threshold.kind} exclude each "
+            "other",
+            "give a ratio or a threshold",
+        )
+    return settings.threshold
 
 
 def sampling_options(settings: Settings) -> SamplingOptions:

@@ -32,8 +32,15 @@ RESERVED = ("CACHEBLEND_HOME", "CACHEBLEND_CONFIG", "CACHEBLEND_DEBUG", "CACHEBL
 
 # Those of engine.policies and engine.loaders, which a listing of settings should not have to
 # import.
-POLICIES = ("value", "key", "key+value", "random", "explicit")
+POLICIES = (
+    *("value", "key", "key+value", "attention", "question", "first-k", "hybrid"),
+    *("random", "explicit"),
+)
 LOADERS = ("pipelined", "sync", "async", "prefetch")
+
+
+# Kinds of origin, the highest first; a line is one of `run`.
+ORIGINS = ("line", "flag", "environment", "project", "user", "default")
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,19 @@ class Settings:
         False, values.flag, "Blend with a model that failed the gate of its calibration"
     )
     policy: str = _setting(
-        "value", values.choice(*POLICIES), f"What selects tokens: {', '.join(POLICIES)}"
+        "question", values.policy(*POLICIES), f"What selects tokens: {', '.join(POLICIES)}"
+    )
+    threshold: Decimal | None = _setting(
+        None,
+        values.share,
+        "Instead of a ratio: recompute the tokens that hold this share of the score, 0 to 1",
+        example="0.5",
+    )
+    transfer: bool | None = _setting(
+        None,
+        values.flag,
+        "Move the other tokens by what recomputed ones deviate; unset: as the policy does",
+        example="false",
     )
     check_layers: tuple[int, ...] = _setting(
         "1", values.layers, "Layers at which tokens are selected, from 1 on", flag="--check-layer"

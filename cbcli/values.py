@@ -163,6 +163,27 @@ def ratios(value: object) -> tuple[Decimal, ...]:
     return found
 
 
+def share(value: object) -> Decimal:
+    """A number from 0 to 1, exact."""
+    expected = "a number from 0 to 1"
+    exact = _decimal(value, expected)
+    if not 0 <= exact <= 1:
+        raise ValueError(expected)
+    return exact
+
+
+def policy(*names: str) -> Callable[[object], str]:
+    """A policy's name, with parameters behind a colon or without; those are checked where it is
+    made."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value.partition(":")[0].strip() not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return value.strip()
+
+    return read
+
+
 def layers(value: object) -> tuple[int, ...]:
     """One or several layers from 1 on, in rising order."""
     expected = "layers in rising order, such as 1 or 1,8"

@@ -215,6 +215,8 @@ class Engine:
             mode=options.mode,
             policy=options.policy,
             ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+            threshold=None if options.threshold is None else float(options.threshold),
+            transfer=options.transfers,
             check_layers=options.check_layers if blending else (),
             skipped_blend=run.skipped,
             prompt=_prompt_record(prompt, run.used),

@@ -94,7 +94,7 @@ class _Blend:
         self.always, self.hits = _positions(always), _positions(hits)
         self.offsets = [p - s.segment.start for s in hits for p in _positions([s])]
         self.hit_sources = hits
-        self.transfers = self.policy.transfers if options.transfer is None else options.transfer
+        self.transfers = options.transfers
         self.transfer: Transfer | None = None
         self.suffix = len(sources[-1].segment.token_ids)
         self.cached = len(self.hits) + len(_positions(exact_chunks))

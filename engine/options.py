@@ -39,7 +39,7 @@ class BlendOptions:
     """
 
     mode: Mode = "blend"
-    policy: str = "value"
+    policy: str = "question"
     ratios: tuple[Decimal, ...] = (Decimal("0.16"),)
     check_layers: tuple[int, ...] = (1,)
     indices: tuple[int, ...] | None = None
@@ -55,7 +55,7 @@ class BlendOptions:
         cls,
         *,
         mode: str = "blend",
-        policy: str = "value",
+        policy: str = "question",
         ratio: str | float | Decimal | Sequence[str | float | Decimal] = "0.16",
         threshold: str | float | Decimal | None = None,
         check_layers: int | Sequence[int] = 1,
@@ -126,6 +126,13 @@ class BlendOptions:
         prefill."""
         shares = self.ratios if self.threshold is None else (self.threshold,)
         return self.mode == "blend" and self.indices is None and min(shares) == 1
+
+    @property
+    def transfers(self) -> bool:
+        """Whether tokens that are not recomputed are moved like their neighbours."""
+        chosen = make_policy(self.policy, seed=self.seed, indices=self.indices)
+        wanted = chosen.transfers if self.transfer is None else self.transfer
+        return self.mode == "blend" and wanted
 
     def check_model(self, layers: int) -> None:
         """Raises UsageError for a layer the model does not have."""

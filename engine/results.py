@@ -113,6 +113,8 @@ class AskResult:
     mode: str
     policy: str
     ratios: tuple[float, ...]
+    threshold: float | None
+    transfer: bool
     check_layers: tuple[int, ...]
     skipped_blend: str | None
     prompt: PromptRecord

@@ -60,6 +60,8 @@ def ask(
     task: flags.Task = None,
     force: flags.Force = None,
     policy: flags.Policy = None,
+    threshold: flags.Threshold = None,
+    transfer: flags.Transfer = None,
     check_layer: flags.CheckLayer = None,
     indices: Annotated[
         str | None,
@@ -106,6 +108,8 @@ def ask(
             "task": task,
             "force": force,
             "policy": policy,
+            "threshold": threshold,
+            "transfer": transfer,
             "check_layers": ",".join(check_layer) if check_layer else None,
             "loader": loader,
             "min_tokens": min_tokens,

@@ -21,6 +21,7 @@ from cbcli.bench_options import (
     wholes,
 )
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.eval_options import split_policies
 from cbcli.output import Output
 from cbcli.session import open_blueprint
 from cbcli.settings import Settings, load_settings
@@ -100,7 +101,7 @@ def ttft(
     ] = "0.05,0.16,0.3",
     policies: Annotated[
         str, typer.Option("--policies", help="What selects tokens; explicit scores nothing.")
-    ] = "value,explicit",
+    ] = "question,value,explicit",
     loaders: Annotated[
         str, typer.Option("--loaders", help="When stored KV is read.")
     ] = "pipelined",
@@ -138,7 +139,7 @@ def ttft(
     sweep = TtftSweep(
         tokens=wholes("--tokens", tokens),
         ratios=tuple(parse_ratio(item) for item in listed("--ratios", ratios)),
-        policies=listed("--policies", policies),
+        policies=split_policies([policies]),
         loaders=listed("--loaders", loaders),
         check_layer=check_layer,
         pairs=pairs,

@@ -27,7 +27,7 @@ from cbcli.session import (
     open_store,
     sampling_options,
 )
-from cbcli.settings import Settings
+from cbcli.settings import Origin, Settings
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -134,7 +134,10 @@ class LineRunner:
     def _ask(self, session: _Session, line: PromptLine) -> AskResult:
         from engine.prompt import lay_out
 
-        engine, settings = session.engine, replace(self._settings, **line.overrides)
+        own = {name: Origin("line", name) for name in line.overrides}
+        origins = {**self._settings.origins, **own}
+        settings = replace(self._settings, **line.overrides, origins=origins)
+        engine = session.engine
         began = time.perf_counter()
         chunks = _chunks(session.chooser, settings, line)
         chosen = time.perf_counter()

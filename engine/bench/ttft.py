@@ -27,7 +27,7 @@ class TtftSweep:
 
     tokens: tuple[int, ...] = (1024, 4096)
     ratios: tuple[Decimal, ...] = (Decimal("0.05"), Decimal("0.16"), Decimal("0.3"))
-    policies: tuple[str, ...] = ("value", "explicit")
+    policies: tuple[str, ...] = ("question", "value", "explicit")
     loaders: tuple[str, ...] = ("pipelined",)
     check_layer: int = 1
     pairs: int = 5
