@@ -133,7 +133,7 @@ class Settings:
     policy: str = _setting(
         "question", values.policy(*POLICIES), f"What selects tokens: {', '.join(POLICIES)}"
     )
-    threshold: Decimal | None = _setting(
+    threshold: Decimal | None = _setting(  # noqa: RUF009
         None,
         values.share,
         "Instead of a ratio: recompute the tokens that hold this share of the score, 0 to 1",

@@ -278,6 +278,8 @@ class _Blend:
         return torch.isin(before, self.positions).nonzero().flatten()
 
     def _select(self, layer: int, candidates: Candidates) -> list[int]:
+        if "question" in self.policy.needs and self.reading is None:
+            return list(range(len(candidates.positions)))  # it wasn't asked, for all of them stay
         scores = self.policy.score(candidates)
         count = self.policy.count(candidates, self.stages[layer])
         if self.threshold is not None:

@@ -46,7 +46,10 @@ class World:
         return lay_out(self.prefix, chunks, self.separator, suffix or self.suffix)
 
     def prefill(self, prompt: Prompt, **options: object) -> Prefilled:
-        chosen = BlendOptions.of(**{"min_tokens": 0, **options})  # type: ignore[arg-type]
+        given = {"min_tokens": 0, "policy": "value", **options}
+        if "indices" in options:
+            given["policy"] = "explicit"
+        chosen = BlendOptions.of(**given)  # type: ignore[arg-type]
         return Prefiller(self.model, self.store, self.spec)(prompt, chosen, room=8)
 
     def full(self, prompt: Prompt) -> torch.Tensor:

@@ -178,7 +178,7 @@ def test_every_blend_has_a_bound_and_what_it_reached(engine: Engine, rows: list[
             assert row.computed == count + 24
     row = next(r for r in rows if r.policy == "explicit" and r.ratio == 0.5 and r.tokens == 120)
     shape = dict(prefix=32, cached=64, exact=8, always=24, ratio=Decimal("0.5"))
-    wanted = predicted(config, **shape, needs_deviation=False, policy="explicit")  # type: ignore[arg-type]
+    wanted = predicted(config, **shape, policy="explicit")  # type: ignore[arg-type]
     assert row.bound == speedup(full_prefill(config, 120), wanted).overall
 
 

@@ -65,9 +65,7 @@ def test_a_deviation_policy_is_counted_by_hand(world: World) -> None:
 
 def test_without_deviation_only_the_selected_are_computed(world: World) -> None:
     half = Decimal("0.5")
-    flops = predicted(
-        world.model.config, prefix=2, cached=6, always=2, ratio=half, needs_deviation=False
-    )
+    flops = predicted(world.model.config, prefix=2, cached=6, always=2, ratio=half, policy="random")
     assert flops.linear == 4 * (3 + 2) * KV + (3 * (3 + 2) + 1) * REST + HEAD
     assert flops.attention == (3 * (4 + 6 + 8 + 9 + 10) + 10) * PAIR
 
@@ -123,11 +121,10 @@ def without_separators(world: World) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    ("policy", "ratio", "needs_deviation"), [("value", "0.2", True), ("random", "0.4", False)]
+    ("policy", "ratio"),
+    [("value", "0.2"), ("random", "0.4"), ("question", "0.3"), ("attention", "0.2")],
 )
-def test_prediction_is_near_the_run(
-    world: World, policy: str, ratio: str, needs_deviation: bool
-) -> None:
+def test_prediction_is_near_the_run(world: World, policy: str, ratio: str) -> None:
     prompt = without_separators(world)
     run = world.prefill(prompt, policy=policy, ratio=ratio)
     options = BlendOptions.of(policy=policy, ratio=ratio, min_tokens=0)
@@ -139,7 +136,6 @@ def test_prediction_is_near_the_run(
         exact=len(prompt.segments[1].token_ids),
         always=len(world.suffix),
         ratio=Decimal(ratio),
-        needs_deviation=needs_deviation,
         policy=policy,
     )
     assert guess.linear == measured.linear
@@ -149,7 +145,7 @@ def test_prediction_is_near_the_run(
 
 def test_several_check_layers_narrow_step_by_step(world: World) -> None:
     prompt = without_separators(world)
-    options: dict[str, Any] = dict(ratio=("0.6", "0.2"), check_layers=(1, 2))
+    options: dict[str, Any] = dict(policy="value", ratio=("0.6", "0.2"), check_layers=(1, 2))
     run = world.prefill(prompt, **options)
     flops = of_run(world.model.config, run, BlendOptions.of(min_tokens=0, **options))
     always, (h, _, some, few) = len(world.suffix), run.per_layer
@@ -190,7 +186,6 @@ def test_the_standard_layout(
         exact=505,
         always=24,
         ratio=Decimal(ratio),
-        needs_deviation=policy == "value",
         policy=policy,
     )
     limit = speedup(full_prefill(default_model, 4096), blend)
