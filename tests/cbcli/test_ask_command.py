@@ -163,7 +163,8 @@ def test_too_short_is_said(world: World) -> None:
 
 
 def test_reasons_are_said_in_words(world: World) -> None:
-    said = world("ask", QUESTION, "-v", "--ratio", "0.9", "--check-layer", "2").stderr
+    late = ("--policy", "value", "--check-layer", "2")
+    said = world("ask", QUESTION, "-v", "--ratio", "0.9", *late).stderr
     for words in ("time: waiting for stored KV", "high ratio", "short prompt", "late check"):
         assert words in said
 
@@ -194,7 +195,7 @@ def test_misses_are_computed_saved_and_said(tmp_path: Path, monkeypatch) -> None
         ((QUESTION, "--ratio", "lots"), 2, "ratio"),
         ((QUESTION, "--ratio", "nan"), 2, "ratio"),
         ((QUESTION, "--check-layer", "0"), 2, "layer"),
-        ((QUESTION, "--check-layer", "99"), 2, "check layer 99"),
+        ((QUESTION, "--policy", "value", "--check-layer", "99"), 2, "check layer 99"),
         ((QUESTION, "--check-layer", "x"), 2, "layer"),
         ((QUESTION, "--policy", "best"), 2, "policy"),
         ((QUESTION, "--mode", "fast"), 2, "mode"),

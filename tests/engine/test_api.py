@@ -151,7 +151,8 @@ def test_json_is_schema_1(engine: Engine) -> None:
     raw = json.loads(json.dumps(result.to_json()))
     assert list(raw) == [
         "schema", "answer", "finish_reason", "output_token_ids", "model", "mode", "policy",
-        "ratios", "check_layers", "skipped_blend", "prompt", "recomputed", "first_token",
+        "ratios", "threshold", "transfer", "check_layers", "skipped_blend", "prompt", "recomputed",
+        "first_token",
         "timing", "kv", "compare",
     ]  # fmt: skip
     assert raw["schema"] == 1
