@@ -78,7 +78,8 @@ class AuditReport:
             self.names[group.model] or group.model[:DIGITS],
             group.dtype,
             group.policy if group.mode == "blend" else group.mode,
-            ",".join(f"{ratio:g}" for ratio in group.ratios),
+            ",".join(f"{ratio:g}" for ratio in group.ratios)
+            or (f"{group.threshold:g} held" if group.threshold is not None else ""),
             count_text(group.audited),
             f"{group.kl_mean:.4f}",
             f"{group.kl_worst:.4f}",

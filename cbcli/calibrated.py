@@ -82,7 +82,7 @@ class Calibrated:
         if target is not None or settings.ratio == AUTO:
             return self._found(settings, tokens, own, target)
         task = self._task(settings)
-        if any(_strength(settings, name, own) for name in ("ratio", "policy")):
+        if any(_strength(settings, name, own) for name in ("ratio", "policy", "threshold")):
             return settings
         if task is None or self.profile is None or not self.profile.passed:
             self._say(f"policy {settings.policy}, ratio {_text(settings.ratio)}: the usual ones")
@@ -215,7 +215,7 @@ class Calibrated:
             and not _strength(settings, "check_layers", own)
         ):
             layers = curve.check_layers
-        return replace(settings, policy=policy, ratio=(ratio,), check_layers=layers)
+        return replace(settings, policy=policy, ratio=(ratio,), threshold=None, check_layers=layers)
 
     def _task(self, settings: Settings) -> TaskProfile | None:
         return self.profile.of(settings.task, settings.context) if self.profile else None

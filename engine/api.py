@@ -340,6 +340,7 @@ def _audit_record(
         mode=options.mode,
         policy=options.policy if blending else "",
         ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+        threshold=None if options.threshold is None else float(options.threshold),
         tokens=len(prompt.token_ids),
         cached_tokens=run.cached_tokens,
         recomputed=len(run.selected),

@@ -34,6 +34,7 @@ class AuditRecord:
     mode: str
     policy: str
     ratios: tuple[float, ...]
+    threshold: float | None
     tokens: int
     cached_tokens: int
     recomputed: int
@@ -44,14 +45,15 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class AuditGroup:
-    """What was audited of one model, type, mode, policy and ratio. kl_mean, top1_agreement: of the
-    last 100; kl_worst: the largest mean KL of a prompt, and `worst` that prompt's hash."""
+    """What was audited of one model, type, mode, policy and ratio or threshold. kl_mean,
+    top1_agreement: of the last 100; kl_worst: the largest mean KL of a prompt, and `worst` that prompt's hash."""
 
     model: str
     dtype: str
     mode: str
     policy: str
     ratios: tuple[float, ...]
+    threshold: float | None
     audited: int
     kl_mean: float
     kl_worst: float
@@ -119,7 +121,8 @@ def audit_groups(records: Iterable[AuditRecord]) -> list[AuditGroup]:
     """The records summed up, the group that was audited last first."""
     grouped: dict[tuple[Any, ...], list[AuditRecord]] = {}
     for r in records:
-        grouped.setdefault((r.model, r.dtype, r.mode, r.policy, r.ratios), []).append(r)
+        key = (r.model, r.dtype, r.mode, r.policy, r.ratios, r.threshold)
+        grouped.setdefault(key, []).append(r)
     groups = []
     for members in grouped.values():
         worst = max(members, key=lambda record: record.kl_mean)
@@ -130,6 +133,7 @@ def audit_groups(records: Iterable[AuditRecord]) -> list[AuditGroup]:
                 mode=worst.mode,
                 policy=worst.policy,
                 ratios=worst.ratios,
+                threshold=worst.threshold,
                 audited=len(members),
                 kl_mean=fmean(r.kl_mean for r in members[-LAST:]),
                 kl_worst=worst.kl_mean,
@@ -176,15 +180,18 @@ def _record(line: Any) -> AuditRecord | None:
     texts = {name: line.get(name) for name in ("prompt", "model", "dtype", "mode", "policy")}
     counts = {name: line.get(name) for name in ("tokens", "cached_tokens", "recomputed")}
     numbers = {name: line.get(name) for name in ("time", "kl_first", "kl_mean", "top1_agreement")}
-    ratios = line.get("ratios")
+    ratios, threshold = line.get("ratios"), line.get("threshold")
     if not (
         all(isinstance(text, str) for text in texts.values())
         and all(type(count) is int and count >= 0 for count in counts.values())
         and isinstance(ratios, list)
         and all(_is_number(number) for number in (*numbers.values(), *ratios))
+        and (threshold is None or _is_number(threshold))
     ):
         return None
-    return AuditRecord(**texts, **counts, **numbers, ratios=tuple(map(float, ratios)))
+    return AuditRecord(
+        **texts, **counts, **numbers, ratios=tuple(map(float, ratios)), threshold=threshold
+    )
 
 
 def _is_number(value: object) -> bool:

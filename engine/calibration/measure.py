@@ -4,21 +4,18 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 from engine.api import Engine
-from engine.calibration.curve import RANDOM, Curve, Point, falling
+from engine.calibration.curve import Curve, Point, falling
 from engine.evaluation.arms import Arm, plan_arms
 from engine.evaluation.questions import Question
 from engine.evaluation.report import ArmRow, summarise
 from engine.evaluation.runner import evaluate
-from engine.policies import POLICY_NAMES
 
 RATIOS = tuple(Decimal(r) for r in ("0.05", "0.1", "0.16", "0.2", "0.25", "0.3", "0.5"))
 
 
 def candidates(policies: Sequence[str] = ()) -> tuple[str, ...]:
-    """The policies given, or all there are that need nothing to be told."""
-    return tuple(policies) or tuple(
-        name for name in POLICY_NAMES if name not in ("explicit", "hybrid", RANDOM)
-    )
+    """The policies given, or the usual one and CacheBlend's own."""
+    return tuple(policies) or ("question", "value")
 
 
 def plan(

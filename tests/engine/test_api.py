@@ -153,7 +153,7 @@ def test_json_is_schema_1(engine: Engine) -> None:
         "schema", "answer", "finish_reason", "output_token_ids", "model", "mode", "policy",
         "ratios", "threshold", "transfer", "check_layers", "skipped_blend", "prompt", "recomputed",
         "first_token",
-        "timing", "kv", "compare",
+        "timing", "kv", "compare", "audit",
     ]  # fmt: skip
     assert raw["schema"] == 1
     assert set(raw["model"]) == {"name", "fingerprint", "dtype", "device"}

@@ -30,7 +30,7 @@ from tests.engine.tiny_tokenizers import write_tokenizer
 
 TEXTS = ("The tide turns twice a day.", "The pilot boat leaves at six.", "The lamp burns oil.")
 RECORD = AuditRecord(
-    *(1.0, "p" * 32, "m" * 64, "bf16", "blend", "value", (0.16,)),
+    *(1.0, "p" * 32, "m" * 64, "bf16", "blend", "value", (0.16,), None),
     *(100, 80, 13, 0.1, 0.2, 0.9),
 )
 
@@ -116,6 +116,7 @@ def test_the_log_has_numbers_and_no_text(engine: Engine) -> None:
         mode="blend",
         policy=result.policy,
         ratios=(0.3,),
+        threshold=None,
         tokens=len(result.prompt.token_ids),
         cached_tokens=sum(s.end - s.start for s in result.prompt.segments if s.kind == "chunk"),
         recomputed=result.recomputed.tokens,
