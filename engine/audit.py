@@ -46,7 +46,8 @@ class AuditRecord:
 @dataclass(frozen=True)
 class AuditGroup:
     """What was audited of one model, type, mode, policy and ratio or threshold. kl_mean,
-    top1_agreement: of the last 100; kl_worst: the largest mean KL of a prompt, and `worst` that prompt's hash."""
+    top1_agreement: of the last 100; kl_worst: the largest mean KL of a prompt, and `worst` that
+    prompt's hash."""
 
     model: str
     dtype: str

@@ -120,11 +120,11 @@ class _Blend:
 
     def _asks(self) -> range:
         """At which layers the question's attention is taken: none where nothing depends on it."""
-        some = self.threshold is not None or any(
-            0 < n < len(self.hits) for n in self.stages.values()
-        )
+        sizes = self.stages.values()
+        if self.threshold is None and not any(0 < n < len(self.hits) for n in sizes):
+            return range(0)
         layers = self.policy.question_layers(self.model.config.layers)
-        return layers if self.hits and (some or self.threshold is not None) else range(0)
+        return layers if self.hits and sizes else range(0)
 
     def __call__(self, token_ids: Sequence[int]) -> Blended:
         model = self.model
@@ -153,10 +153,10 @@ class _Blend:
             with self.watch.recompute:
                 normed = model.norm_in(layer, x)
                 k, v = model.keys_values(layer, normed)
-            outputs = None
+            cached = None
             if checks and "output" in self.policy.needs:
                 with self.watch.score:
-                    outputs = self._outputs(layer, normed, LayerKV(k, v))
+                    cached = self._outputs_of_cached(layer, normed, LayerKV(k, v))
             with self.watch.recompute:
                 if self.transfer is not None and layer > max(full_until, 0):  # layer 0 is exact
                     mine = self._in_chosen()
@@ -164,6 +164,9 @@ class _Blend:
                 model.store(layer, self.cache, self.positions, k, v, self.rows)
             if checks:
                 with self.watch.score:
+                    outputs = None
+                    if cached is not None:
+                        outputs = Outputs(self._outputs(layer, normed), cached)
                     keep = self._narrow(layer, LayerKV(k, v), loaded, outputs)
                     x, normed = x[keep], normed[keep]
             self.loader.release()
@@ -183,6 +186,7 @@ class _Blend:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
         self.chosen = chosen
         self._set_plan(self.model.plan(sorted(self.always + chosen)))
+        self.transfer = None
         if self.transfers and chosen:
             self.transfer = Transfer(self.model, self.tables, self.hit_sources, chosen)
 
@@ -216,20 +220,20 @@ class _Blend:
             hits = torch.tensor(self.hits, device=self.model.device)
             return Reading(reader.attention(hits), kept)
 
-    def _outputs(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> Outputs:
-        """Attention's output of the tokens still chosen, from cached and from fresh KV.
-
-        The KV cache holds stored KV where it begins, and afterwards fresh KV of the current tokens.
-        """
-        model, chosen = self.model, self._in_chosen()
-        q = model.rotated(layer, model.queries(layer, normed), self.rows)
-        mine = (~chosen).nonzero().flatten()  # what is always computed is never cached
-        model.store(
-            layer, self.cache, self.positions[mine], fresh.k[mine], fresh.v[mine], self.rows[mine]
+    def _outputs_of_cached(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> torch.Tensor:
+        """Attention's output of the tokens still chosen over stored KV, which the KV cache holds;
+        what is always computed is never stored, and goes there fresh."""
+        mine = (~self._in_chosen()).nonzero().flatten()
+        self.model.store(
+            *(layer, self.cache, self.positions[mine], fresh.k[mine], fresh.v[mine]),
+            self.rows[mine],
         )
-        cached = model.attend(layer, q, self.cache, self.plan)[chosen]
-        model.store(layer, self.cache, self.positions, fresh.k, fresh.v, self.rows)
-        return Outputs(model.attend(layer, q, self.cache, self.plan)[chosen], cached)
+        return self._outputs(layer, normed)
+
+    def _outputs(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
+        """Attention's output of the tokens still chosen, over what the KV cache holds."""
+        q = self.model.rotated(layer, self.model.queries(layer, normed), self.rows)
+        return self.model.attend(layer, q, self.cache, self.plan)[self._in_chosen()]
 
     def _in_chosen(self) -> torch.Tensor:
         """Which of the current tokens are cached ones, bool [T]."""

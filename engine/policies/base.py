@@ -120,7 +120,8 @@ def covering(scores: torch.Tensor, share: Decimal) -> int:
     """
     if share <= 0 or share >= 1:
         return 0 if share <= 0 else len(scores)
-    amounts = _ordered(scores).values.double().clamp_(min=0, max=torch.finfo(torch.float32).max)
+    amounts = _ordered(scores).values.cpu().double()  # which not every device has
+    amounts.clamp_(min=0, max=torch.finfo(torch.float32).max)
     held = amounts.cumsum(0)
     if not len(held) or held[-1] == 0:
         return 0
