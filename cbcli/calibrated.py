@@ -153,9 +153,11 @@ class Calibrated:
                 f"{wanted} needs the speed of {self.blueprint.name} on this machine", _HINT
             )
         from engine.calibration.controller import Controller
+        from engine.policies import make_policy
 
         least = settings.target_kl if settings.target_kl is not None else task.target_kl
-        controller = Controller(speed, curve, least)
+        loads_first = len(make_policy(policy).question_layers(self.blueprint.config.layers)) > 0
+        controller = Controller(speed, curve, least, loads_first)
         observed_kl = self._observed(policy, controller.minimum())
         bandwidth = _bandwidth(settings).latest() or speed.warm
         ratio = controller.ratio(_prompt(tokens), bandwidth, observed_kl)

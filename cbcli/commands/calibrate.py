@@ -72,7 +72,7 @@ def calibrate(
     ] = PROMPTS,
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policies", help="Those to choose from.  [default: all]"),
+        typer.Option("--policies", help="Those to choose from.  [default: question, value]"),
     ] = None,
     ratios: Annotated[
         str | None, typer.Option("--ratios", help="Those to measure, between 0 and 1.")

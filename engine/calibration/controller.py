@@ -27,11 +27,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Controller:
-    """Chooses a ratio for each prompt. curve: of the policy in use."""
+    """Chooses a ratio for each prompt. curve: of the policy in use. loads_first: that policy has the
+    question read all of the stored KV before anything is recomputed, so that nothing of that hides.
+    """
 
     speed: Speed
     curve: Curve
     target_kl: float
+    loads_first: bool = False
 
     def minimum(self, observed_kl: float | None = None) -> Decimal:
         """The calibrated ratio for the target. observed_kl: mean KL seen lately; where it is above
@@ -45,6 +48,8 @@ class Controller:
     def hidden(self, prompt: Prompt, bandwidth: float) -> Decimal:
         """The largest ratio, in hundredths from 0 to 1, at which recomputing a layer takes no
         longer than loading one at so many bytes a second."""
+        if self.loads_first:
+            return Decimal(0)
         load = self.speed.load_s(prompt.loaded, bandwidth)
         if self.speed.recompute_s(prompt.always, prompt.tokens) >= load or not prompt.cached:
             return Decimal(0)

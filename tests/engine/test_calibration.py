@@ -222,6 +222,12 @@ def test_the_largest_ratio_that_hides_behind_loading() -> None:
     assert SPEED.recompute_s(float(computed) + 10, 1100) > load
 
 
+def test_nothing_hides_where_all_is_loaded_first() -> None:
+    controller = Controller(SPEED, FALLS, 0.05, loads_first=True)
+    assert [controller.ratio(PROMPT, rate) for rate in (1e8, 1e11)] == [Decimal("0.10")] * 2
+    assert controller.ratio(PROMPT, 1e8, observed_kl=0.1) > Decimal("0.10")
+
+
 def test_quality_that_is_off_target_raises_the_minimum() -> None:
     controller = Controller(SPEED, FALLS, 0.05)
     assert controller.minimum(0.01) == controller.minimum(0.05) == Decimal("0.10")
