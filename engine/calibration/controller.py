@@ -27,9 +27,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Controller:
-    """Chooses a ratio for each prompt. curve: of the policy in use. loads_first: that policy has the
-    question read all of the stored KV before anything is recomputed, so that nothing of that hides.
-    """
+    """Chooses a ratio for each prompt. curve: of the policy in use. loads_first: with it, the
+    question reads all of the stored KV before anything is recomputed, so that nothing hides."""
 
     speed: Speed
     curve: Curve
