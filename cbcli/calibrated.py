@@ -74,10 +74,12 @@ class Calibrated:
         `auto` that nothing is calibrated for.
         """
         if settings.mode not in ("blend", "reuse"):
-            return settings
+            return without_auto(settings)
         self._require_gate(settings)
         if settings.mode == "reuse" or settings.policy == "explicit":
-            return settings if settings.ratio else replace(settings, ratio=(Decimal(0),))
+            return without_auto(settings)
+        if self._threshold_counts(settings, own):
+            return without_auto(settings)
         target = self._target(settings, own)
         if target is not None or settings.ratio == AUTO:
             return self._found(settings, tokens, own, target)
@@ -114,6 +116,16 @@ class Calibrated:
             "check its config.json and run `cacheblend calibrate` again; --mode full always "
             "works, --force blends all the same",
         )
+
+    def _threshold_counts(self, settings: Settings, own: Collection[str]) -> bool:
+        """Whether nothing as strong as a threshold says otherwise how much to recompute."""
+        if settings.threshold is None:
+            return False
+        names = ("threshold", "ratio", "target_kl")
+        threshold, ratio, target = (_strength(settings, name, own) for name in names)
+        if threshold == target == _STRENGTH["line"]:
+            raise UsageError("target_kl and threshold exclude each other", "give one of them")
+        return threshold > max(ratio, target)
 
     def _target(self, settings: Settings, own: Collection[str]) -> float | None:
         """The target KL, unless something stronger sets a ratio."""
@@ -258,6 +270,11 @@ def _prompt(tokens: PromptTokens) -> Prompt:
 def _strength(settings: Settings, name: str, own: Collection[str]) -> int:
     """How strong the place is that sets it; 0 where nobody does."""
     return _STRENGTH["line" if name in own else settings.origin(name).kind]
+
+
+def without_auto(settings: Settings) -> Settings:
+    """With some ratio in place of `auto`, where none counts."""
+    return settings if settings.ratio != AUTO else replace(settings, ratio=(Decimal(0),))
 
 
 def _text(ratios: tuple[Decimal, ...]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from difflib import get_close_matches
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,13 +277,15 @@ def load_settings(
             f"{settings.chunk_tokens} ({settings.origin('chunk_tokens')})",
             "an overlap must be smaller than the chunk",
         )
-    both = settings.origin("ratio"), settings.origin("target_kl")
-    # With the ratio auto, a target is what that ratio is never under.
-    if settings.ratio != values.AUTO and both[0].kind == both[1].kind == "flag":
-        raise UsageError(
-            f"{both[0].where} and {both[1].where} exclude each other",
-            "a ratio says how much to recompute, a target KL finds that ratio: give one of them",
-        )
+    for names in combinations(("ratio", "threshold", "target_kl"), 2):
+        both = [settings.origin(name) for name in names]
+        # With the ratio auto, a target is what that ratio is never under.
+        goes = names == ("ratio", "target_kl") and settings.ratio == values.AUTO
+        if not goes and both[0].kind == both[1].kind == "flag":
+            raise UsageError(
+                f"{both[0].where} and {both[1].where} exclude each other",
+                "each says how much to recompute: give one of them",
+            )
     return settings
 
 

@@ -14,7 +14,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import CacheblendError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
-from cbcli.calibrated import Calibrated, PromptTokens
+from cbcli.calibrated import Calibrated, PromptTokens, without_auto
 from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
@@ -101,6 +101,7 @@ class LineRunner:
         """Opens store and model, once. Raises what is wrong with them."""
         if self._session is None:
             began = time.perf_counter()
+            blend_options(without_auto(self._settings))  # before anything takes long
             blueprint = open_blueprint(self._settings, self._out)
             _ = blueprint.spec  # hashes weights that are new
             store = self._stack.enter_context(open_store(self._settings))

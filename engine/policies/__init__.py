@@ -31,7 +31,7 @@ from engine.policies.deviation import (
 from engine.policies.explicit import Explicit
 from engine.policies.first_k import FirstK
 from engine.policies.hybrid import Hybrid
-from engine.policies.params import only, parse_spec
+from engine.policies.params import brief, only, parse_spec
 from engine.policies.question import Question
 from engine.policies.random import Random
 
@@ -69,7 +69,9 @@ def make_policy(spec: str, *, seed: int = 0, indices: Sequence[int] | None = Non
     """
     name, params = parse_spec(spec)
     if name not in _POLICIES:
-        raise UsageError(f"policy {name!r} is unknown", "use one of " + ", ".join(POLICY_NAMES))
+        raise UsageError(
+            f"policy {brief(name)!r} is unknown", "use one of " + ", ".join(POLICY_NAMES)
+        )
     if indices is not None and name != "explicit":
         raise UsageError(f"policy {name} chooses its own tokens", "use --policy explicit")
     known, make = _POLICIES[name]

@@ -8,7 +8,7 @@ import torch
 
 from cache_store.errors import UsageError
 from engine.policies.base import Candidates, Policy, Signal
-from engine.policies.params import positive
+from engine.policies.params import brief, positive
 
 DEFAULT = {"question": "3", "value": "1"}
 
@@ -30,7 +30,8 @@ class Hybrid(Policy):
         for name in shares:
             if name not in known:
                 raise UsageError(
-                    f"policy hybrid: {name!r} can have no share", "it may be " + ", ".join(known)
+                    f"policy hybrid: {brief(name)!r} can have no share",
+                    "it may be " + ", ".join(known),
                 )
         return cls(tuple((known[name], positive("hybrid", name, v)) for name, v in shares.items()))
 

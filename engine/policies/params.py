@@ -7,6 +7,7 @@ from typing import TypeVar
 from cache_store.errors import UsageError
 
 T = TypeVar("T", bound=str)
+_SHOWN = 60  # characters of what a user wrote that a message repeats
 
 
 def parse_spec(spec: str) -> tuple[str, Mapping[str, str]]:
@@ -17,7 +18,7 @@ def parse_spec(spec: str) -> tuple[str, Mapping[str, str]]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value) or key in params:
             raise UsageError(
-                f"policy {spec!r}: {part.strip()!r} is no parameter",
+                f"policy {brief(spec)!r}: {brief(part.strip())!r} is no parameter",
                 "write each once, as key=value: question:layers=8-20,heads=max",
             )
         params[key] = value
@@ -29,7 +30,7 @@ def only(name: str, params: Mapping[str, str], known: tuple[str, ...]) -> None:
     for key in params:
         if key not in known:
             raise UsageError(
-                f"policy {name} has no parameter {key!r}",
+                f"policy {name} has no parameter {brief(key)!r}",
                 "it has " + ", ".join(known) if known else f"write just {name}",
             )
 
@@ -45,7 +46,7 @@ def one_of(name: str, key: str, value: str, choices: tuple[T, ...]) -> T:
 def whole(name: str, key: str, value: str) -> int:
     """A number of tokens or a layer. Raises UsageError unless it is 0, 1, 2, …"""
     if not (value.isascii() and value.isdecimal() and len(value) <= 9):
-        raise UsageError(f"policy {name}: {key}={value} is not a whole number")
+        raise UsageError(f"policy {name}: {key}={brief(value)} is not a whole number")
     return int(value)
 
 
@@ -59,11 +60,19 @@ def layer_span(name: str, value: str) -> tuple[int, int]:
 
 
 def positive(name: str, key: str, value: str) -> Decimal:
-    """A number above 0, exact. Raises UsageError."""
+    """A number from a millionth to a million, exact. Raises UsageError."""
     try:
         number = Decimal(value)
     except InvalidOperation:
         number = Decimal(0)
-    if not (number.is_finite() and 0 < number < 10**6):
-        raise UsageError(f"policy {name}: {key}={value} is not a number above 0")
+    if not (number.is_finite() and Decimal("1e-6") <= number <= 10**6):
+        raise UsageError(
+            f"policy {name}: {key}={brief(value)} is not a number above 0",
+            "write a share, such as 0.7 or 3",
+        )
     return number
+
+
+def brief(text: str) -> str:
+    """Text of a spec as a message shows it."""
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

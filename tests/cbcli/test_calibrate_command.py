@@ -154,14 +154,14 @@ def test_ask_takes_policy_and_ratio_where_neither_is_set(
     calibrated: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choice(calibrated) == ("key", [0.3])
-    assert choice(calibrated, "--ratio", "0.5") == ("value", [0.5])
+    assert choice(calibrated, "--ratio", "0.5") == ("question", [0.5])
     assert choice(calibrated, "--policy", "random") == ("random", [0.16])
-    assert choice(calibrated, "--task", "summary") == ("value", [0.16])  # none for that
+    assert choice(calibrated, "--task", "summary") == ("question", [0.16])  # none for that
     said = calibrated("ask", QUESTION, "-v").stderr
     assert "policy key, ratio 0.3: calibrated for a mean KL of 0.05 (qa, 20" in said
     assert "calibrat" not in calibrated("ask", QUESTION).stderr
     (calibrated.root / "cacheblend.toml").write_text("ratio = 0.4\n")
-    assert choice(calibrated) == ("value", [0.4])
+    assert choice(calibrated) == ("question", [0.4])
 
 
 def test_without_a_profile_only_v_says_so(world: World) -> None:
@@ -188,11 +188,44 @@ def test_the_stronger_of_target_and_ratio_counts(
 ) -> None:
     (calibrated.root / "cacheblend.toml").write_text("target_kl = 0.05\n")
     assert choice(calibrated) == ("key", [0.3])
-    assert choice(calibrated, "--ratio", "0.1") == ("value", [0.1])
+    assert choice(calibrated, "--ratio", "0.1") == ("question", [0.1])
     (calibrated.root / "cacheblend.toml").write_text("ratio = 0.1\n")
     assert choice(calibrated, "--target-kl", "0.05") == ("key", [0.3])
     (calibrated.root / "cacheblend.toml").write_text("ratio = 0.1\ntarget_kl = 0.02\n")
     assert choice(calibrated) == ("key", [0.6])
+
+
+def test_a_threshold_set_nearer_counts(calibrated: World) -> None:
+    """Over a calibration's choice, a target and the ratio auto; a target set nearer, over it."""
+
+    def amount(*args: str) -> tuple[float | None, str]:
+        result = calibrated.json("ask", QUESTION, *args)
+        return result["threshold"], result["policy"]
+
+    project = calibrated.root / "cacheblend.toml"
+    assert amount("--threshold", "0.5") == (0.5, "question")
+    for text in ("target_kl = 0.05\n", 'ratio = "auto"\n'):
+        project.write_text(text)
+        assert amount() == (None, "key")
+        assert amount("--threshold", "0.5") == (0.5, "question")
+    project.write_text("threshold = 0.5\n")
+    assert amount() == (0.5, "question")
+    assert amount("--target-kl", "0.05") == (None, "key")
+    assert amount("--ratio", "auto") == (None, "key")
+    for args in (("--target-kl", "0.05"), ("--ratio", "auto")):
+        error = calibrated.error("ask", QUESTION, "--threshold", "0.5", *args, code=2)
+        assert "exclude each other" in error["message"]
+    lines = [{"question": QUESTION, "target_kl": 0.05}, {"question": QUESTION}]
+    lines.append({"question": QUESTION, "target_kl": 0.05, "threshold": 0.5})
+    result = calibrated("run", "-", input="\n".join(map(json.dumps, lines)))
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["threshold"] for line in found[:2]] == [None, 0.5]
+    assert "exclude" in found[2]["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["full", "prefix", "reuse"])
+def test_ratio_auto_is_no_matter_where_no_ratio_counts(calibrated: World, mode: str) -> None:
+    assert choice(calibrated, "--ratio", "auto", "--mode", mode)[0] == "question"
 
 
 def test_ratio_auto_is_never_under_the_minimum_and_rises_with_slow_storage(
@@ -239,7 +272,7 @@ def test_run_looks_up_every_line_by_itself(calibrated: World) -> None:
     result = calibrated("run", "-", input="\n".join(map(json.dumps, lines)))
     found = [json.loads(line) for line in result.stdout.splitlines()]
     chosen = [(line["policy"], line["ratios"]) for line in found[:4]]
-    assert chosen == [("key", [0.3]), ("value", [0.5]), ("key", [0.6]), ("key", [0.3])]
+    assert chosen == [("key", [0.3]), ("question", [0.5]), ("key", [0.6]), ("key", [0.3])]
     assert "exclude" in found[4]["error"]["message"]
 
 
