@@ -288,12 +288,13 @@ class NativeKernels:
         tables: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
         heads, length, dim = k.shape
-        last = int(spans.max()) if len(spans) else 0
+        first, last = (int(spans.min()), int(spans.max())) if spans.numel() else (0, 0)
         turned, cos, sin = _tables(tables, last)
         if (
             k.shape != v.shape
             or k.stride() != v.stride()
             or k.stride()[1:] != (dim, 1)
+            or first < 0
             or last > length
             or not 0 <= turned <= dim
             or not (spans.is_contiguous() and shifts.is_contiguous())

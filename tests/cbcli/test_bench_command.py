@@ -54,14 +54,14 @@ def test_ttft_json(world: World, temporary: Path) -> None:
     assert report["model"]["dtype"] == "fp32"
     assert report["conditions"]["torch"].startswith("2.")
     rows = report["rows"]
-    assert [row["tokens"] for row in rows] == [120] * 8 + [240] * 8
+    assert [row["tokens"] for row in rows] == [120] * 11 + [240] * 11
     assert [row["way"] for row in rows[:3]] == ["full", "reuse", "blend"]
-    assert {row["policy"] for row in rows} == {None, "value", "explicit"}
+    assert {row["policy"] for row in rows} == {None, "question", "value", "explicit"}
     for row in rows:
         assert len(row["seconds"]) == 2
         assert isinstance(row["bound"], float)
         assert row["share"] == pytest.approx(row["speedup"] / row["bound"])
-    assert [fit["points"] for fit in report["fits"]] == [8, 8]
+    assert [fit["points"] for fit in report["fits"]] == [8, 8, 8]
     assert list(temporary.iterdir()) == []
     assert not (world.root / "home/store").exists()
 
@@ -111,7 +111,7 @@ def test_ttft_is_drawn(world: World, tmp_path: Path, name: str) -> None:
     assert result.exit_code == 0, result.stderr
     content = path.read_bytes()
     if name.endswith(".svg"):
-        for text in ("full prefill", "blend value 0.16", "explicit: bound", "recompute ratio"):
+        for text in ("full prefill", "blend question 0.16", "explicit: bound", "recompute ratio"):
             assert text.encode() in content
     else:
         assert content.startswith(b"\x89PNG")

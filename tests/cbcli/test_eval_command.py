@@ -131,8 +131,9 @@ def test_without_answers_nothing_is_scored(world: World, monkeypatch: pytest.Mon
     lines = result.stdout.splitlines()
     assert "F1" not in lines[3]
     assert "1 question," in lines[1]
-    assert len(lines) == 7
+    assert len(lines) == 8
     report = world.json(*args)
+    assert {row["policy"] for row in report["rows"]} == {None, "question", "value", "random"}
     assert report["metric"] is None
     assert all(row["score"] is None for row in report["rows"])
 

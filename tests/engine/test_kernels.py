@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -271,6 +272,132 @@ def test_placing_runs(kernels: Kernels, turned: int) -> None:
     assert torch.equal(v_out, v_exact)
     kernels.place_runs([], tables, k_out, v_out)
     assert torch.equal(v_out, v_exact)
+
+
+def exact_shift(
+    x: torch.Tensor,
+    spans: list[tuple[int, int]],
+    shifts: torch.Tensor,
+    angles: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """In float64, position by position; angles [positions, half of what turns]."""
+    out = x.double().clone()
+    half = 0 if angles is None else angles.shape[1]
+    for (start, end), shift in zip(spans, shifts.double(), strict=True):
+        for p in range(start, end):
+            more = shift.clone()
+            if angles is not None:
+                a, b = shift[:, :half], shift[:, half : 2 * half]
+                c, s = angles[p].double().cos() * scale, angles[p].double().sin() * scale
+                more[:, :half], more[:, half : 2 * half] = a * c - b * s, b * c + a * s
+            out[:, p] += more
+    return out
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "turned", "spans"),
+    [
+        (3, 64, 64, [(2, 66), (66, 67), (70, 133)]),
+        (3, 64, 0, [(0, 64)]),  # a layer without RoPE
+        (2, 96, 24, [(5, 69), (190, 200)]),  # partly turned, up to the end
+        (1, 10, 6, [(3, 4)]),
+        (5, 7, 4, [(1, 3), (3, 3), (9, 30)]),  # odd sizes, and a span of nothing
+        (2, 6, 2, [(0, 200)]),
+        (3, 64, 64, []),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1.2079])
+def test_shifting(
+    kernels: Kernels,
+    heads: int,
+    dim: int,
+    turned: int,
+    spans: list[tuple[int, int]],
+    scale: float,
+) -> None:
+    angles = torch.linspace(0, 40, 200 * turned // 2).view(200, turned // 2) if turned else None
+    tables = None
+    if angles is not None:
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        tables = (cos.repeat(1, 2), torch.cat([-sin, sin], -1))
+    shifts = randn(len(spans), 2, heads, dim, seed=3).float()
+    at = torch.tensor(spans, dtype=torch.int64).view(-1, 2).t().contiguous()
+    k, v = randn(heads, 200, dim, seed=1), randn(heads, 200, dim, seed=2)
+    exact_k = exact_shift(k, spans, shifts[:, 0], angles, scale)
+    exact_v = exact_shift(v, spans, shifts[:, 1], None, scale)
+    others = [p for p in range(200) if not any(a <= p < b for a, b in spans)]
+    before = k.clone(), v.clone()
+    kernels.shift(k, v, at, shifts, tables)
+    assert off_by(k, exact_k) < 0.003
+    assert off_by(v, exact_v) < 0.003
+    for x, was in zip((k, v), before, strict=True):
+        assert torch.equal(x[:, others], was[:, others])
+
+
+def test_shifting_part_of_a_cache(kernels: Kernels) -> None:
+    """Which begins anywhere in its memory, and whose heads lie apart."""
+    angles = torch.linspace(0, 9, 40 * 8).view(40, 8)
+    tables = (angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], -1))
+    memory = randn(1 + 2 * 3 * 50 * 16)
+    k, v = (x[:, :40] for x in memory[1:].view(2, 3, 50, 16))
+    spans, shifts = [(0, 5), (31, 40)], randn(2, 2, 3, 16, seed=3).float()
+    exact = [
+        exact_shift(k, spans, shifts[:, 0], angles, 1), exact_shift(v, spans, shifts[:, 1], None, 1)
+    ]  # fmt: skip
+    before = memory.clone()
+    kernels.shift(k, v, torch.tensor(spans).t().contiguous(), shifts, tables)
+    assert off_by(k, exact[0]) < 0.003
+    assert off_by(v, exact[1]) < 0.003
+    assert memory[0] == before[0]
+    after, was = (x[1:].view(2, 3, 50, 16)[:, :, 40:] for x in (memory, before))
+    assert torch.equal(after, was)
+
+
+def test_shifting_what_lies_otherwise(kernels: Kernels) -> None:
+    """Heads within positions, spans by rows, every other shift: torch takes them as they are."""
+    wide_k, wide_v = randn(40, 3, 16, seed=1), randn(40, 3, 16, seed=2)
+    k, v = wide_k.transpose(0, 1), wide_v.transpose(0, 1)
+    spans, shifts = [(2, 9), (20, 33)], randn(4, 2, 3, 16, seed=3).float()[::2]
+    exact = exact_shift(k, spans, shifts[:, 0], None, 1)
+    kernels.shift(k, v, torch.tensor(spans).t(), shifts, None)
+    assert off_by(k, exact) < 0.003
+
+
+def test_shifts_that_do_not_fit_are_refused(kernels: Kernels) -> None:
+    memory, table = randn(2, 3, 40, 16), torch.ones(50, 16)
+    before, (k, v) = memory.clone(), memory[..., :30, :]
+    shifts = torch.ones(1, 2, 3, 16)
+    for spans, more, tables in (
+        ([(25, 31)], shifts, None),  # behind the cache
+        ([(5, 9)], torch.ones(1, 2, 3, 12), None),
+        ([(5, 9)], shifts, (table[:7], table[:7])),  # more positions than angles
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            kernels.shift(k, v, torch.tensor(spans).t().contiguous(), more, tables)
+    assert torch.equal(memory, before)
+
+
+@native_only
+def test_any_sizes_are_shifted_as_torch_does_it() -> None:
+    random, native_ones = Random(0), NativeKernels(BUILT)  # type: ignore[arg-type]
+    threads = torch.get_num_threads()
+    try:
+        for seed in range(60):
+            torch.set_num_threads(random.choice([1, 2, 5]))
+            heads, dim, length = random.randint(1, 5), random.randint(2, 140), random.randint(1, 90)
+            turned = 2 * random.randint(0, dim // 2)
+            cuts = sorted(random.choices(range(length + 1), k=2 * random.randint(0, 6)))
+            spans = torch.tensor(cuts, dtype=torch.int64).view(-1, 2).t().contiguous()
+            tables = (torch.randn(length, turned), torch.randn(length, turned)) if turned else None
+            shifts = randn(spans.shape[1], 2, heads, dim, seed=seed).float()
+            pairs = [[randn(heads, length, dim, seed=s) for s in (seed, seed + 99)] for _ in "ab"]
+            native_ones.shift(*pairs[0], spans, shifts, tables)
+            PlainKernels().shift(*pairs[1], spans, shifts, tables)
+            for a, b in zip(*pairs, strict=True):
+                torch.testing.assert_close(a.float(), b.float(), rtol=0.01, atol=1e-6)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_places_that_are_not_there_are_refused(kernels: Kernels) -> None:
