@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 SHORT_PROMPT = 1000  # tokens; below it the parts that never shrink are most of the work
 HIGH_RATIO = 0.35
 SLOW_LOAD = 0.3  # share of the time to first token spent waiting for stored KV
-FULL_LAYERS = ("value", "key", "key+value", "attention", "hybrid")  # policies
 COLD_START = 2.0  # loading the model, in times to first token
 
 
@@ -47,6 +46,8 @@ def headline(result: AskResult) -> str:
 
 def why_not_faster(result: AskResult) -> list[str]:
     """Where the time to first token went, then every reason that kept it from being less."""
+    from engine.bound import policy_of  # which takes torch, and is not for --help
+
     t, prompt = result.timing, len(result.prompt.token_ids)
     spent = (
         ("waiting for stored KV", t.kv_stall_s),
@@ -82,7 +83,7 @@ def why_not_faster(result: AskResult) -> list[str]:
             "recomputed; --ratio 0.16 is usual"
         )
     layers = max(result.check_layers, default=0)
-    if blended and layers > 1 and result.policy.partition(":")[0] in FULL_LAYERS:
+    if blended and layers > 1 and policy_of(result.policy).full_layers:
         lines.append(f"late check: layers 0 to {layers} were computed for more tokens than chosen")
     if t.kv_stall_s > SLOW_LOAD * t.ttft_s and result.kv.bytes_loaded:
         rate = rate_text(result.kv.bytes_loaded / t.kv_load_s, "bytes")

@@ -159,8 +159,7 @@ class _Blend:
                     cached = self._outputs_of_cached(layer, normed, LayerKV(k, v))
             with self.watch.recompute:
                 if self.transfer is not None and layer > max(full_until, 0):  # layer 0 is exact
-                    mine = self._in_chosen()
-                    self.transfer(layer, self.cache, LayerKV(k[mine], v[mine]))
+                    self.transfer(layer, self.cache, LayerKV(k[self.mine], v[self.mine]))
                 model.store(layer, self.cache, self.positions, k, v, self.rows)
             if checks:
                 with self.watch.score:
@@ -186,6 +185,7 @@ class _Blend:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
         self.chosen = chosen
         self._set_plan(self.model.plan(sorted(self.always + chosen)))
+        self.mine = self._rows_of(chosen)
         self.transfer = None
         if self.transfers and chosen:
             self.transfer = Transfer(self.model, self.tables, self.hit_sources, chosen)
@@ -223,22 +223,22 @@ class _Blend:
     def _outputs_of_cached(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> torch.Tensor:
         """Attention's output of the tokens still chosen over stored KV, which the KV cache holds;
         what is always computed is never stored, and goes there fresh."""
-        mine = (~self._in_chosen()).nonzero().flatten()
+        others = self._rows_of(self.always)
         self.model.store(
-            *(layer, self.cache, self.positions[mine], fresh.k[mine], fresh.v[mine]),
-            self.rows[mine],
+            *(layer, self.cache, self.positions[others], fresh.k[others], fresh.v[others]),
+            self.rows[others],
         )
         return self._outputs(layer, normed)
 
     def _outputs(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
         """Attention's output of the tokens still chosen, over what the KV cache holds."""
         q = self.model.rotated(layer, self.model.queries(layer, normed), self.rows)
-        return self.model.attend(layer, q, self.cache, self.plan)[self._in_chosen()]
+        return self.model.attend(layer, q, self.cache, self.plan)[self.mine]
 
-    def _in_chosen(self) -> torch.Tensor:
-        """Which of the current tokens are cached ones, bool [T]."""
-        chosen = torch.tensor(self.chosen, dtype=torch.int64, device=self.model.device)
-        return torch.isin(self.positions, chosen)
+    def _rows_of(self, positions: list[int]) -> torch.Tensor:
+        """Which rows of the current tokens are those at these positions, int64 [n]."""
+        wanted = torch.tensor(positions, dtype=torch.int64, device=self.model.device)
+        return torch.searchsorted(self.positions, wanted)
 
     def _choose(self, positions: list[int], layer: int) -> list[int]:
         """Selection among cached tokens before any of them is computed."""
@@ -267,19 +267,20 @@ class _Blend:
         fresh: K and V of the current tokens; outputs: of those that are cached ones. Returns which
         rows of the current tokens stay, int64.
         """
-        chosen = self._in_chosen()
-        candidates = replace(self._candidates(self.positions[chosen]), outputs=outputs)
+        mine = self.mine
+        candidates = replace(self._candidates(self.positions[mine]), outputs=outputs)
         if "deviation" in self.policy.needs:
-            kept = self.reading.kept.get(layer) if self.reading else None
-            stored = kept or _joined(loaded)
+            read = self.reading.kept.get(layer) if self.reading else None
+            stored = read or _joined(loaded)
             hits = torch.tensor(self.hits, device=self.model.device)
             rows = torch.searchsorted(hits, candidates.positions)
             cached = LayerKV(stored.k[rows], stored.v[rows])
-            fresh = LayerKV(fresh.k[chosen], fresh.v[chosen])
+            fresh = LayerKV(fresh.k[mine], fresh.v[mine])
             candidates = replace(candidates, fresh=fresh, cached=cached)
-        before = self.positions
-        self._set_current([self.chosen[i] for i in self._select(layer, candidates)])
-        return torch.isin(before, self.positions).nonzero().flatten()
+        kept = [self.chosen[i] for i in self._select(layer, candidates)]
+        keep = self._rows_of(sorted(self.always + kept))
+        self._set_current(kept)
+        return keep
 
     def _select(self, layer: int, candidates: Candidates) -> list[int]:
         if "question" in self.policy.needs and self.reading is None:
@@ -297,8 +298,7 @@ def _positions(sources: Sequence[Source]) -> list[int]:
 
 
 def _joined(loaded: list[LoadedSegment]) -> LayerKV:
-    """Stored K (before RoPE) and V of all hits, in order; good until the loader goes on only where
-    it is one segment's."""
+    """Stored K (before RoPE) and V of all hits, in order; copies, which outlive the loader's."""
     parts = [part.kv for part in loaded if not part.exact]
     return LayerKV(torch.cat([part.k for part in parts]), torch.cat([part.v for part in parts]))
 

@@ -83,14 +83,24 @@ def of_run(config: ModelConfig, run: Prefilled, options: BlendOptions) -> Flops:
     at = {n: sorted(always + chosen.get(n, spread(hits, n))) for n in set(run.per_layer)}
     policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
     found = _prefill(config, tokens, [at[n] for n in run.per_layer])
-    if policy.full_layers:
+    if policy.full_layers and run.per_layer[0]:
         scored = sum(run.per_layer[i] for i in options.check_layers if i < config.layers)
         found += comparing(config, policy, scored)
         if "output" in policy.needs:
             found += Flops(attention=_twice(config, options.check_layers, run.per_layer, at))
-    if 0 < len(run.selected) < len(hits):
+    if _asks(options, len(hits), run.cached_tokens):
         found += reading(config, policy, always)
     return found
+
+
+def _asks(options: BlendOptions, hits: int, cached: int) -> bool:
+    """Whether some, but not all, of the hits are to be chosen, for which a policy may have asked
+    the question; how many come of it is another matter where a threshold says."""
+    if options.mode != "blend" or not hits:
+        return False
+    if options.threshold is not None:
+        return options.threshold > 0
+    return any(0 < budget(ratio, hits, cached) < hits for ratio in options.ratios)
 
 
 def predicted(

@@ -107,12 +107,13 @@ class Identities:
         )
 
     def blended(self) -> GateCheck:
-        """What a blend does by default, its own selection taken as it is."""
-        run = self.run(self.prompt)
+        """What a blend does by default, its own selection taken as it is. Transfer is left out: it
+        is no identity, but moves stored KV by an estimate."""
+        run = self.run(self.prompt, transfer=False)
         by_count = {len(self.hits): self.hits, len(run.selected): list(run.selected)}
         known = all(count in by_count for count in run.per_layer)
         if not known:  # a selection that narrows step by step: its last step stands for all
-            run = self.run(self.prompt, policy="explicit", indices=run.selected)
+            run = self.run(self.prompt, policy="explicit", indices=run.selected, transfer=False)
         layers = [sorted([*self.always, *by_count.get(n, [])]) for n in run.per_layer]
         return self._kl("blend", run, self._blend(self.prompt, layers), "selection by default")
 

@@ -85,11 +85,12 @@ class PlainKernels:
         shifts: torch.Tensor,
         tables: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        starts, ends = spans.to(k.device)
+        starts, ends = spans  # on the host, which so needn't wait for a device
         lengths = ends - starts
-        of = torch.repeat_interleave(torch.arange(len(starts), device=k.device), lengths)
+        of = torch.repeat_interleave(lengths)
         first = torch.cumsum(lengths, 0) - lengths
-        positions = torch.arange(len(of), device=k.device) - first[of] + starts[of]
+        positions = torch.arange(len(of)) + (starts - first)[of]
+        of, positions = of.to(k.device), positions.to(k.device)
         to_k, to_v = shifts[of].unbind(1)  # [T, kv_heads, head_dim]
         if tables is not None:
             to_k = rotate(to_k, tables[0][positions], tables[1][positions])

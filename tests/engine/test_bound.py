@@ -156,6 +156,37 @@ def test_several_check_layers_narrow_step_by_step(world: World) -> None:
     assert flops.scoring == 3 * 16 * (h + some)
 
 
+@pytest.mark.parametrize("policy", ["attention", "question", "value", "hybrid"])
+def test_reuse_chooses_and_compares_nothing(world: World, policy: str) -> None:
+    prompt = without_separators(world)
+    run = world.prefill(prompt, mode="reuse")
+    plain = of_run(world.model.config, run, BlendOptions.of(mode="reuse", policy="random"))
+    for options in ({"mode": "reuse"}, {"ratio": 0}, {"threshold": 0}):
+        if policy == "hybrid" and "threshold" in options:
+            continue
+        chosen = BlendOptions.of(policy=policy, min_tokens=0, **options)
+        run = world.prefill(prompt, policy=policy, **options)
+        assert of_run(world.model.config, run, chosen) == plain
+
+
+def test_the_question_is_counted_where_it_was_asked(world: World) -> None:
+    """Also where narrowing leaves no token in the end, or a threshold takes all of them."""
+    prompt = without_separators(world)
+    config = world.model.config
+    always = range(len(prompt.token_ids) - len(world.suffix), len(prompt.token_ids))
+    asked = bound.reading(config, bound.policy_of("question"), always)
+    for options in (
+        {"ratio": ("0.3", "0"), "check_layers": (1, 2)},
+        {"threshold": "0.99999999"},
+        {"ratio": "0.2"},
+    ):
+        run = world.prefill(prompt, policy="question", **options)
+        counted = of_run(config, run, BlendOptions.of(policy="question", min_tokens=0, **options))
+        told = of_run(config, run, BlendOptions.of(policy="random", ratio="0.2", min_tokens=0))
+        assert counted.linear - told.linear == asked.linear > 0
+        assert counted.attention - told.attention == asked.attention > 0
+
+
 def test_windows_are_respected(tmp_path: Path) -> None:
     world = make_world(WINDOW, tmp_path)
     world.ingest()
