@@ -236,7 +236,8 @@ def test_what_is_wrong_with_a_line_is_its_own(world: World) -> None:
         ({"question": "q", "chunks": [{"id": "ffffffff"}]}, "not_found", "ffffffff"),
         ({"question": "q", "chunks": [{"id": "zz"}]}, "usage", "zz"),
         ({"question": "q", "chunks": [LOG * 600]}, "usage", "context of 2048"),
-        ({"question": QUESTION, "check_layers": 99}, "usage", "check layer 99"),
+        ({"question": QUESTION, "check_layers": 99, "policy": "value"}, "usage", "check layer 99"),
+        ({"question": QUESTION, "policy": "question:layers=99"}, "usage", "layer 99"),
         ({"question": QUESTION, "check_layers": [1, 2], "ratio": [0.1, 0.2]}, "usage", "ratio"),
         ({"question": QUESTION, "policy": "explicit"}, "usage", "explicit"),
     ]
