@@ -67,7 +67,7 @@ def test_it_is_said_beside_the_answer_and_in_the_stats(world: World) -> None:
     assert lines[start].split()[:4] == ["audited", "dtype", "policy", "ratio"]
     assert [line.split()[:3] for line in lines[start + 1 :]] == [
         ["tiny", "fp32", "reuse"],
-        ["tiny", "fp32", "value"],
+        ["tiny", "fp32", "question"],
     ]
     assert lines[start + 2].split()[3:5] == ["0.16", "2"]
 
@@ -86,7 +86,7 @@ def test_damaged_lines_are_left_out_and_told(world: World) -> None:
         file.write('{"v":1,"kl_mean":"\x1b[2J[bold]"}\n{"v":1,"ti')
     result = world("store", "stats")
     assert "damaged lines of the audit log left out: 2" in result.stderr
-    assert "value" in result.stdout
+    assert "question" in result.stdout
     assert audited(world, "--audit", "1") is not None
     assert audit_stats(world)["audited"] == 2
     assert audit_stats(world)["damaged_lines"] == 2
