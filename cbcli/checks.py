@@ -188,7 +188,7 @@ def check_device(settings: Settings) -> Iterator[Check]:
     import torch
 
     from engine.kernels import kernels_for
-    from engine.kernels.native import wanted
+    from engine.kernels.built import wanted
     from engine.model import DTYPES, choose_device, choose_dtype
 
     devices = [

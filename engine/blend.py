@@ -203,7 +203,9 @@ class _Blend:
 
     def _read(self, token_ids: Sequence[int]) -> Reading:
         """Brings stored KV into the cache and lets the question read it."""
-        reader = QuestionReader(self.model, self.cache, self.tables, self.always, self.suffix)
+        reader = QuestionReader(
+            *(self.model, self.cache, self.tables, self.always, self.suffix, self.policy.looks)
+        )
         keeps = [layer for layer in self.stages if layer > 0] if self.policy.full_layers else []
         kept: dict[int, LayerKV] = {}
         with self.watch.score:
@@ -218,7 +220,7 @@ class _Blend:
                 reader.layer(layer, self.question)
         with self.watch.score:
             hits = torch.tensor(self.hits, device=self.model.device)
-            return Reading(reader.attention(hits), kept)
+            return Reading(reader.looked(hits), kept)
 
     def _outputs_of_cached(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> torch.Tensor:
         """Attention's output of the tokens still chosen over stored KV, which the KV cache holds;
@@ -252,7 +254,10 @@ class _Blend:
         hits = torch.tensor(self.hits, dtype=torch.int64, device=positions.device)
         offsets = torch.tensor(self.offsets, dtype=torch.int64, device=positions.device)
         rows = torch.searchsorted(hits, positions)
-        question = self.reading.question.at(rows) if self.reading else None
+        question = None
+        if self.reading is not None:
+            asked = self.reading.question  # [layers, hits]
+            question = asked if len(rows) == asked.shape[1] else asked[:, rows]
         return Candidates(positions, offsets[rows], question=question)
 
     def _narrow(

@@ -155,6 +155,25 @@ class Decoder:
         turned = tables.layer(layer)
         self.kernels.shift(cache.k[layer], cache.v[layer], spans, shifts, turned)
 
+    def deviations(
+        self,
+        layer: int,
+        cache: KVCache,
+        fresh: tuple[torch.Tensor, torch.Tensor],
+        places: torch.Tensor,
+        bounds: torch.Tensor,
+        back: Tables,
+    ) -> torch.Tensor:
+        """Fresh K before RoPE and V [T, kv_heads, head_dim] less what the cache holds at `places`,
+        int64 [T], its K turned by the rows of `back`: summed by group, float32
+        [S, 2, kv_heads, head_dim]. bounds: of the groups, int64 [S + 1], on the host."""
+        k, v = cache.k[layer], cache.v[layer]
+        return self.kernels.deviations(k, v, *fresh, places, bounds, back.layer(layer))
+
+    def value_norms(self, layer: int, cache: KVCache) -> torch.Tensor:
+        """L2 norm of each position's V, float32 [kv_heads, capacity]."""
+        return self.kernels.norms(cache.v[layer])
+
     def mass(
         self, layer: int, q: torch.Tensor, cache: KVCache, plan: AttentionPlan, counted: int
     ) -> torch.Tensor:

@@ -35,6 +35,16 @@ class Tables:
     def __getitem__(self, index: slice | torch.Tensor) -> "Tables":
         return Tables(tuple((cos[index], sin[index]) for cos, sin in self.kinds), self.kind_of)
 
+    def back(self) -> "Tables":
+        """The rows that turn back what these have turned; theirs may be scaled, as some kinds'
+        are."""
+        return Tables(tuple(_back(*rows) for rows in self.kinds), self.kind_of)
+
+
+def _back(cos: torch.Tensor, sin: torch.Tensor) -> Rows:
+    scale = cos[:1, :1].square() + sin[:1, :1].square()
+    return cos / scale, -sin / scale
+
 
 class Rope:
     """Rotates queries and keys to absolute positions.
@@ -108,12 +118,6 @@ def rotate(
     out[..., :dim] = turned
     out[..., dim:] = x[..., dim:]
     return out
-
-
-def unrotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """What `rotate` made `x` of, in `x`'s type; cos and sin may be scaled, as some kinds' are."""
-    scale = cos[:1, :1].square() + sin[:1, :1].square()
-    return rotate(x, cos / scale, -sin / scale)
 
 
 def inverse_frequencies(

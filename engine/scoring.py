@@ -1,21 +1,22 @@
 """The question reads the reused KV, so that what it looks at can be recomputed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.kv_cache import KVCache
 from engine.model import Decoder
-from engine.policies import LayerKV, QuestionAttention
+from engine.policies import LayerKV
 from engine.rope import Tables
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What came of it. kept: stored K (before RoPE) and V of all hits at check layers."""
+    """What came of it. question: `Candidates.question` of all hits; kept: their stored K (before
+    RoPE) and V at check layers."""
 
-    question: QuestionAttention
+    question: torch.Tensor
     kept: Mapping[int, LayerKV]
 
 
@@ -33,13 +34,14 @@ class QuestionReader:
         tables: Tables,
         positions: Sequence[int],
         asking: int,
+        looks: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """positions: of what is computed, in order; the last `asking` of them are the question."""
+        """positions: of what is computed, in order; the last `asking` of them are the question.
+        looks: `Policy.looks`."""
         self.model, self.cache = model, cache
-        self.plan, self.asking = model.plan(list(positions)), asking
+        self.plan, self.asking, self.looks = model.plan(list(positions)), asking, looks
         self.rows = tables[self.plan.positions]
-        self._mass: list[torch.Tensor] = []
-        self._norms: list[torch.Tensor] = []
+        self._looks: list[torch.Tensor] = []
         self._x = torch.empty(0)
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -56,16 +58,12 @@ class QuestionReader:
         model.store(layer, cache, self.plan.positions, k, v, self.rows)
         q = model.rotated(layer, model.queries(layer, normed), self.rows)
         if layer in counted:
-            self._mass.append(model.mass(layer, q, cache, self.plan, self.asking))
-            self._norms.append(
-                torch.linalg.vector_norm(cache.v[layer], dim=-1, dtype=torch.float32)
-            )
+            mass = model.mass(layer, q, cache, self.plan, self.asking)
+            self._looks.append(self.looks(mass, model.value_norms(layer, cache)))
         if layer < counted.stop - 1:
             self._x = model.finish(layer, self._x, model.attend(layer, q, cache, self.plan))
 
-    def attention(self, positions: torch.Tensor) -> QuestionAttention:
-        """What the question gives the tokens at some positions, int64 [T]."""
-        return QuestionAttention(
-            torch.stack([mass[:, positions] for mass in self._mass]),
-            torch.stack([norms[:, positions] for norms in self._norms]),
-        )
+    def looked(self, positions: torch.Tensor) -> torch.Tensor:
+        """How much the question looked at the tokens at some positions, int64 [T], layer by layer:
+        float32 [layers, T]."""
+        return torch.stack(self._looks)[:, positions]

@@ -14,6 +14,7 @@ like them. Measured, like the size of a block, on questions over retrieved passa
 model.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from engine.kv_cache import KVCache
 from engine.model import Decoder
 from engine.policies import LayerKV
-from engine.rope import Tables, unrotate
+from engine.rope import Tables
 from engine.sources import Source
 
 BLOCK = 64
@@ -39,40 +40,36 @@ class Transfer:
     ) -> None:
         """hits: chunks whose KV is not exact, in order; recomputed: positions in them, rising."""
         self.model, self.tables = model, tables
-        self.positions = torch.tensor(recomputed, dtype=torch.int64, device=model.device)
-        self._rows = tables[self.positions]
+        self._places = torch.tensor(recomputed, dtype=torch.int64, device=model.device)
+        self._back = tables[self._places].back()
         spans: list[tuple[int, int]] = []
+        bounds = [0]
         weights: list[torch.Tensor] = []
-        at = torch.tensor(recomputed, dtype=torch.int64)
         for source in hits:
             start, end = source.segment.start, source.segment.end
-            mine = (at >= start) & (at < end)
-            if mine.any():
-                left = 1 - mine.sum() / (end - start)
-                chunk = mine / (mine.sum() + TO_NONE)
-                for first in range(start, end, BLOCK):
-                    last = min(first + BLOCK, end)
-                    near = (at >= first) & (at < last)
-                    weights.append(left * (near + TO_CHUNK * chunk) / (near.sum() + TO_CHUNK))
-                    spans.append((first, last))
+            before, until = (bisect_left(recomputed, edge) for edge in (start, end))
+            if before == until:
+                continue
+            blocks = [(first, min(first + BLOCK, end)) for first in range(start, end, BLOCK)]
+            spans += blocks
+            bounds += [bisect_left(recomputed, last) for _, last in blocks]
+            near = torch.tensor(bounds[-len(blocks) - 1 :]).diff()
+            left = 1 - (until - before) / (end - start)
+            chunk = TO_CHUNK / (until - before + TO_NONE)
+            weights.append(left * (torch.eye(len(blocks)) + chunk) / (near + TO_CHUNK)[:, None])
         self._spans = torch.tensor(spans, dtype=torch.int64).view(-1, 2).t().contiguous()
-        self._weights = torch.stack(weights).to(model.device) if weights else None  # [S, T]
+        self._bounds = torch.tensor(bounds)
+        # What a block is moved by, of the sums of its chunk's blocks.
+        each: torch.Tensor = torch.block_diag(*weights)  # type: ignore[no-untyped-call]
+        self._weights = each.to(model.device)  # [S, S]
 
     def __call__(self, layer: int, cache: KVCache, fresh: LayerKV) -> None:
         """Moves stored KV in the cache at one layer, where it is still as it was stored.
 
         fresh: K before RoPE and V of the recomputed tokens, which are not in the cache yet.
         """
-        if self._weights is None:
-            return
-        shape = fresh.k.shape[1:]
-        stored_k, stored_v = (
-            x[layer][:, self.positions].transpose(0, 1) for x in (cache.k, cache.v)
-        )
-        stored_k = stored_k.float()  # [T, kv_heads, head_dim]
-        rows = self._rows.layer(layer)
-        if rows is not None:
-            stored_k = unrotate(stored_k, *rows)
-        deviation = torch.stack([fresh.k.float() - stored_k, fresh.v.float() - stored_v.float()], 1)
-        shifts = (self._weights @ deviation.flatten(1)).view(-1, 2, *shape)
+        sums = self.model.deviations(
+            *(layer, cache, (fresh.k, fresh.v), self._places, self._bounds, self._back)
+        )  # [S, 2, kv_heads, head_dim]
+        shifts = (self._weights @ sums.flatten(1)).view(sums.shape)
         self.model.shift(layer, cache, self._spans, shifts, self.tables)

@@ -7,8 +7,9 @@ softmax formed in float32, results rounded to the working type.
 
 import torch
 
+from engine.kernels.built import library
 from engine.kernels.cuda import cuda_kernels
-from engine.kernels.native import NativeKernels, library
+from engine.kernels.native import NativeKernels
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
 

@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 
-/* native.py's INTERFACE: both are raised together when a function is added or its arguments change, so that
+/* built.py's INTERFACE: both are raised together when a function is added or its arguments change, so that
    a library built before is not called with the new ones. */
-#define CB_INTERFACE 3
+#define CB_INTERFACE 4
 
 #define CB_API __attribute__((visibility("default")))
 
@@ -23,3 +23,5 @@ int cb_can_attend(void);
 void cb_place_fast(const uint16_t *k, const uint16_t *v, long start, long first, long last,
                    const float *cosine, const float *sine, uint16_t *k_out, uint16_t *v_out,
                    long heads, long dim, long turned, long head_stride);
+void cb_shift_fast(uint16_t *x, const float *shift, long first, long last, const float *cosine,
+                   const float *sine, long dim, long turned);

@@ -1,54 +1,16 @@
-"""The inner loops in C, the sources beside this file, for bfloat16 on a CPU.
-
-The library is built when the project is installed, where a C compiler is there; it is found as a
-file and called through ctypes. CACHEBLEND_NATIVE=0 does without it.
-"""
+"""The inner loops in C for bfloat16 on a CPU: which of them covers what it is asked for."""
 
 import ctypes
-import os
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import torch
 
 from engine.attention import AttentionPlan, check_mass
+from engine.kernels.built import LONG, POINTER
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Run, Scratch
 from engine.weights import LayerWeights
 
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_SIGNATURES = {
-    "cb_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
-    "cb_linear": (*(_POINTER,) * 6, _LONG, _LONG, _LONG, _INT, _INT),
-    "cb_gate": (_POINTER, _POINTER, _LONG, _INT, _INT),
-    "cb_place": (
-        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _INT),
-    ),
-    "cb_place_runs": (
-        *(_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _INT),
-    ),
-    "cb_shift": (
-        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _INT),
-    ),
-    "cb_attend": (
-        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
-    ),
-    "cb_attend_few": (
-        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER, _INT),
-    ),
-    "cb_mass": (
-        *(_POINTER, _POINTER, _POINTER, _POINTER),
-        *(_LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _LONG, _POINTER, _INT),
-    ),
-}
-INTERFACE = 3  # native.h's CB_INTERFACE
-_ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
 _GROUP = 32  # keys the attention kernel works on at a time
 _BLOCK, _TILE = 128, 16  # keys and query rows `cb_mass` works on
 _ROWS = 96  # query rows a KV head that it has in memory, unless a single query has more
@@ -56,35 +18,6 @@ _SOME = 384  # query rows a KV head up to which `cb_attend_few` is faster
 _SPAN = 1024  # keys that it takes at a time
 _MANY = 1024  # rows from which on torch's products are faster
 _WIDE = 4096  # inner dimension up to which ours were measured
-
-
-def wanted() -> bool:
-    """Whether CACHEBLEND_NATIVE leaves them on."""
-    value = os.environ.get("CACHEBLEND_NATIVE", "1")
-    return value.strip().lower() not in ("0", "off", "no", "false")
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The built kernels; None where there are none, they don't load, or they aren't wanted."""
-    if not wanted():
-        return None
-    built = (load(path) for path in sorted(Path(__file__).parent.glob("_native*.so")))
-    return next((found for found in built if found is not None), None)
-
-
-def load(path: Path) -> ctypes.CDLL | None:
-    """The kernels in a file; None if they are of another machine, or of another version."""
-    try:
-        found = ctypes.CDLL(str(path))
-        if found.cb_interface() != INTERFACE:
-            return None
-        for name, types in _SIGNATURES.items():
-            getattr(found, name).argtypes = types
-            getattr(found, name).restype = _INT if name in _ANSWERS else None
-    except (OSError, AttributeError):
-        return None
-    return found
 
 
 def _address(x: torch.Tensor | None) -> int | None:
@@ -268,12 +201,12 @@ class NativeKernels:
             )
         ):
             return self._plain.place_runs(runs, tables, k_out, v_out)
-        count, addresses = len(runs), _POINTER * len(runs)
+        count, addresses = len(runs), POINTER * len(runs)
         self._c.cb_place_runs(
             addresses(*(k.data_ptr() for _, k, _ in runs)),
             addresses(*(v.data_ptr() for _, _, v in runs)),
-            (_LONG * count)(*(start for start, _, _ in runs)),
-            (_LONG * count)(*counts),
+            (LONG * count)(*(start for start, _, _ in runs)),
+            (LONG * count)(*counts),
             *(count, cos, sin, k_out.data_ptr(), v_out.data_ptr(), heads, dim),
             *(turned, k_out.stride(0), torch.get_num_threads()),
         )
@@ -308,6 +241,49 @@ class NativeKernels:
             torch.get_num_threads(),
         )
         return None
+
+    def deviations(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fresh_k: torch.Tensor,
+        fresh_v: torch.Tensor,
+        places: torch.Tensor,
+        bounds: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        heads, length, dim = k.shape
+        turned, cos, sin = _tables(rows, len(places))
+        if (
+            len(places) == 0
+            or not 0 <= int(places.min()) <= int(places.max()) < length
+            or k.shape != v.shape
+            or k.stride() != v.stride()
+            or k.stride()[1:] != (dim, 1)
+            or not 0 <= turned <= dim
+            or not (fresh_k.shape == fresh_v.shape == (len(places), heads, dim))
+            or not all(x.is_contiguous() for x in (fresh_k, fresh_v, places, bounds))
+        ):
+            return self._plain.deviations(k, v, fresh_k, fresh_v, places, bounds, rows)
+        groups = len(bounds) - 1
+        sums = torch.empty(groups, 2, heads, dim)
+        self._c.cb_deviations(
+            *(k.data_ptr(), v.data_ptr(), fresh_k.data_ptr(), fresh_v.data_ptr()),
+            *(places.data_ptr(), bounds.data_ptr(), sums.data_ptr(), groups, cos, sin),
+            *(heads, dim, turned, k.stride(0), torch.get_num_threads()),
+        )
+        return sums
+
+    def norms(self, x: torch.Tensor) -> torch.Tensor:
+        heads, rows, size = x.shape
+        if x.stride()[1:] != (size, 1):
+            return self._plain.norms(x)
+        out = torch.empty(heads, rows)
+        self._c.cb_norms(
+            *(x.data_ptr(), out.data_ptr(), heads, rows, size, x.stride(0)),
+            torch.get_num_threads(),
+        )
+        return out
 
     def attend(
         self,

@@ -65,6 +65,30 @@ void cb_place_fast(const uint16_t *k, const uint16_t *v, long start, long first,
     }
 }
 
+/* x + shift, rounded. */
+static inline void add(uint16_t *x, __m512 shift) {
+    _mm256_storeu_si256((void *)x, (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(wide(x), shift)));
+}
+
+/* Adds a shift to rows [first, last) of x [positions, dim], its first `turned` dimensions rotated by
+   the position's rows of cos and sin [positions, turned]. dim and turned are multiples of 32. */
+void cb_shift_fast(uint16_t *x, const float *shift, long first, long last, const float *cosine,
+                   const float *sine, long dim, long turned) {
+    const long half = turned / 2;
+    for (long p = first; p < last; p++) {
+        uint16_t *row = x + p * dim;
+        const float *c = cosine + p * turned, *s = sine + p * turned;
+        for (long i = 0; i < half; i += 16) {
+            const __m512 a = _mm512_loadu_ps(shift + i), b = _mm512_loadu_ps(shift + half + i);
+            add(row + i, _mm512_fmadd_ps(b, _mm512_loadu_ps(s + i),
+                                         _mm512_mul_ps(a, _mm512_loadu_ps(c + i))));
+            add(row + half + i, _mm512_fmadd_ps(a, _mm512_loadu_ps(s + half + i),
+                                                _mm512_mul_ps(b, _mm512_loadu_ps(c + half + i))));
+        }
+        for (long i = turned; i < dim; i += 16) add(row + i, _mm512_loadu_ps(shift + i));
+    }
+}
+
 TILES_END
 
 #endif

@@ -97,6 +97,29 @@ class PlainKernels:
         for x, more in ((k, to_k), (v, to_v)):
             x[:, positions] = (x[:, positions].float() + more.transpose(0, 1)).to(x.dtype)
 
+    def deviations(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fresh_k: torch.Tensor,
+        fresh_v: torch.Tensor,
+        places: torch.Tensor,
+        bounds: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        stored_k, stored_v = (x[:, places].transpose(0, 1).float() for x in (k, v))
+        if rows is not None:
+            stored_k = rotate(stored_k, *rows)
+        apart = torch.stack([fresh_k.float() - stored_k, fresh_v.float() - stored_v], 1)
+        token, limits = torch.arange(len(apart), device=k.device), bounds.to(k.device)[:, None]
+        mine = (token >= limits[:-1]) & (token < limits[1:])  # [S, T]
+        # A product, for it adds up in the same order every time.
+        return (mine.float() @ apart.flatten(1)).view(-1, *apart.shape[1:])
+
+    def norms(self, x: torch.Tensor) -> torch.Tensor:
+        norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+        return norms
+
     def attend(
         self,
         q: torch.Tensor,

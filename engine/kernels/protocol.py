@@ -91,6 +91,26 @@ class Kernels(Protocol):
         spans: int64 [2, S] on the host, first positions and those after the last; disjoint. Each
         sum is rounded once."""
 
+    def deviations(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fresh_k: torch.Tensor,
+        fresh_v: torch.Tensor,
+        places: torch.Tensor,
+        bounds: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Fresh K before RoPE and V [T, kv_heads, head_dim] less what a layer of the KV cache, k
+        and v [kv_heads, N, head_dim], holds at `places`, int64 [T]: summed over groups of tokens,
+        K's and V's, float32 [S, 2, kv_heads, head_dim].
+
+        bounds: int64 [S + 1] on the host; group n is tokens [bounds[n], bounds[n + 1]), and may be
+        empty. rows: cos and sin that turn the cached K back, [T, dim] (None: as it is)."""
+
+    def norms(self, x: torch.Tensor) -> torch.Tensor:
+        """L2 norms over the last dimension of x [heads, N, size], float32 [heads, N]."""
+
     def attend(
         self,
         q: torch.Tensor,

@@ -197,23 +197,100 @@ CB_CLONES static void shift_plain(uint16_t *restrict row, const float *restrict 
     for (long i = 0; i < size; i++) row[i] = narrow(wide(row[i]) + shift[i]);
 }
 
+/* Adds a shift to rows [first, last) of x [positions, dim], rotated as `cb_shift` says. */
+static void shift_run(uint16_t *x, const float *shift, long first, long last, const float *cosine,
+                      const float *sine, long dim, long turned) {
+    for (long p = first; p < last; p++) {
+        if (turned)
+            shift_turned(x + p * dim, shift, cosine + p * turned, sine + p * turned, turned);
+        shift_plain(x + p * dim + turned, shift + turned, dim - turned);
+    }
+}
+
 /* Adds to runs of positions in k and v [heads, positions, dim] what each run's row of shifts
    [runs, 2, heads, dim] says: its first half to K, its first `turned` dimensions rotated by the
    position's rows of cos and sin [positions, turned], its second half to V. */
 CB_API void cb_shift(uint16_t *k, uint16_t *v, const int64_t *starts, const int64_t *ends,
                      const float *shifts, long runs, const float *cosine, const float *sine,
                      long heads, long dim, long turned, long head_stride, int threads) {
+    void (*shift)(uint16_t *, const float *, long, long, const float *, const float *, long, long) =
+        shift_run;
+#ifdef CB_TILES
+    if (dim % 32 == 0 && turned % 32 == 0 && cb_can_attend()) shift = cb_shift_fast;
+#endif
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long n = 0; n < runs; n++) {
         for (long head = 0; head < heads; head++) {
             const float *to_k = shifts + (n * 2 * heads + head) * dim, *to_v = to_k + heads * dim;
-            for (long p = starts[n]; p < ends[n]; p++) {
-                uint16_t *row = k + head * head_stride + p * dim;
+            shift(k + head * head_stride, to_k, starts[n], ends[n], cosine, sine, dim, turned);
+            shift(v + head * head_stride, to_v, starts[n], ends[n], cosine, sine, dim, 0);
+        }
+    }
+}
+
+CB_CLONES static void add_apart_turned(float *restrict sum, const uint16_t *fresh,
+                                       const uint16_t *stored, const float *restrict cosine,
+                                       const float *restrict sine, long turned) {
+    const long half = turned / 2;
+    for (long i = 0; i < half; i++) {
+        const float a = wide(stored[i]), b = wide(stored[half + i]);
+        sum[i] += wide(fresh[i]) - (a * cosine[i] + b * sine[i]);
+        sum[half + i] += wide(fresh[half + i]) - (b * cosine[half + i] + a * sine[half + i]);
+    }
+}
+
+CB_CLONES static void add_apart(float *restrict sum, const uint16_t *fresh, const uint16_t *stored,
+                                long size) {
+    for (long i = 0; i < size; i++) sum[i] += wide(fresh[i]) - wide(stored[i]);
+}
+
+/* Sums, by groups of tokens [bounds[n], bounds[n + 1]), of fresh K and V [tokens, heads, dim] less what
+   k and v [heads, positions, dim] hold at the tokens' places: [groups, 2, heads, dim]. The first `turned`
+   dimensions of K held are rotated by the tokens' rows of cos and sin [tokens, turned] before. */
+CB_API void cb_deviations(const uint16_t *k, const uint16_t *v, const uint16_t *fresh_k,
+                          const uint16_t *fresh_v, const int64_t *places, const int64_t *bounds,
+                          float *sums, long groups, const float *cosine, const float *sine,
+                          long heads, long dim, long turned, long head_stride, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long n = 0; n < groups; n++) {
+        float *to_k = sums + n * 2 * heads * dim;
+        memset(to_k, 0, 2 * heads * dim * sizeof(float));
+        for (long i = bounds[n]; i < bounds[n + 1]; i++) {
+            for (long head = 0; head < heads; head++) {
+                const long at = head * head_stride + places[i] * dim, from = (i * heads + head) * dim;
+                float *sum = to_k + head * dim;
                 if (turned)
-                    shift_turned(row, to_k, cosine + p * turned, sine + p * turned, turned);
-                shift_plain(row + turned, to_k + turned, dim - turned);
-                shift_plain(v + head * head_stride + p * dim, to_v, dim);
+                    add_apart_turned(sum, fresh_k + from, k + at, cosine + i * turned,
+                                     sine + i * turned, turned);
+                add_apart(sum + turned, fresh_k + from + turned, k + at + turned, dim - turned);
+                add_apart(sum + heads * dim, fresh_v + from, v + at, dim);
             }
         }
+    }
+}
+
+CB_CLONES static void norm_rows(const uint16_t *x, float *out, long rows, long size) {
+    for (long r = 0; r < rows; r++, x += size) {
+        float sums[16] = {0};
+        long i = 0;
+        for (; i + 16 <= size; i += 16)
+            for (int j = 0; j < 16; j++) sums[j] += wide(x[i + j]) * wide(x[i + j]);
+        for (; i < size; i++) sums[0] += wide(x[i]) * wide(x[i]);
+        for (int half = 8; half; half /= 2)
+            for (int j = 0; j < half; j++) sums[j] += sums[j + half];
+        out[r] = sqrtf(sums[0]);
+    }
+}
+
+/* L2 norms of rows of x [heads, rows, size], its heads head_stride apart, to out [heads, rows]. */
+CB_API void cb_norms(const uint16_t *x, float *out, long heads, long rows, long size,
+                     long head_stride, int threads) {
+    enum { PART = 256 };
+    const long parts = (rows + PART - 1) / PART;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < heads * parts; i++) {
+        const long head = i / parts, first = i % parts * PART;
+        norm_rows(x + head * head_stride + first * size, out + head * rows + first,
+                  rows - first < PART ? rows - first : PART, size);
     }
 }

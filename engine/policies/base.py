@@ -35,27 +35,12 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class QuestionAttention:
-    """What the question looks at, reading the reused KV, at the layers the policy asked for.
-
-    mass: attention each token gets, summed over the question's tokens, float32 [layers, heads, T];
-    value_norms: L2 norm of its V, float32 [layers, kv_heads, T].
-    """
-
-    mass: torch.Tensor
-    value_norms: torch.Tensor
-
-    def at(self, rows: torch.Tensor) -> "QuestionAttention":
-        """That of some of the tokens, int64 [n]."""
-        return QuestionAttention(self.mass[..., rows], self.value_norms[..., rows])
-
-
-@dataclass(frozen=True)
 class Candidates:
     """The tokens to choose from at one layer, in order of position.
 
-    positions: in the prompt, int64 [T]; offsets: in the token's own chunk, int64 [T]. The rest is
-    None where the policy doesn't need it.
+    positions: in the prompt, int64 [T]; offsets: in the token's own chunk, int64 [T]; question: a
+    row of `Policy.looks` for each of its question layers, float32 [layers, T]. The rest is None
+    where the policy doesn't need it.
     """
 
     positions: torch.Tensor
@@ -63,7 +48,7 @@ class Candidates:
     fresh: LayerKV | None = None
     cached: LayerKV | None = None
     outputs: Outputs | None = None
-    question: QuestionAttention | None = None
+    question: torch.Tensor | None = None
 
 
 class Policy(ABC):
@@ -93,6 +78,14 @@ class Policy(ABC):
         """At which of so many layers the question's attention is taken; none, unless needed. Raises
         UsageError for layers that the model does not have."""
         return range(0)
+
+    def looks(self, mass: torch.Tensor, value_norms: torch.Tensor) -> torch.Tensor:
+        """How much the question looks at each of N tokens at one of its layers, float32 [N].
+
+        mass: attention each gets while the question reads the reused KV, summed over the question's
+        tokens, float32 [heads, N], which may be overwritten; value_norms: L2 norm of its V, float32
+        [kv_heads, N]."""
+        return mass.sum(0)
 
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor:

@@ -43,6 +43,10 @@ class Hybrid(Policy):
         asked = [policy.question_layers(layers) for policy, _ in self.parts]
         return next((span for span in asked if len(span)), range(0))
 
+    def looks(self, mass: torch.Tensor, value_norms: torch.Tensor) -> torch.Tensor:
+        asks = next(policy for policy, _ in self.parts if "question" in policy.needs)
+        return asks.looks(mass, value_norms)
+
     def score(self, candidates: Candidates) -> torch.Tensor:
         # Its n-th best token is picked by a policy of share s at the time n/s: the earliest counts.
         turns = torch.stack(

@@ -56,14 +56,14 @@ class Question(Policy):
             )
         return range(first, last + 1)
 
-    def score(self, candidates: Candidates) -> torch.Tensor:
-        asked = candidates.question
-        if asked is None:
-            raise ValueError("policy question needs the question's attention")
-        mass = asked.mass  # [layers, heads, T]
+    def looks(self, mass: torch.Tensor, value_norms: torch.Tensor) -> torch.Tensor:
         if self.weight == "value":
-            group = mass.shape[1] // asked.value_norms.shape[1]
-            mass = mass * asked.value_norms.repeat_interleave(group, 1)
-        by_layer = mass.sum(1) if self.heads == "sum" else mass.amax(1)
+            mass.view(len(value_norms), -1, mass.shape[1]).mul_(value_norms[:, None])
+        return mass.sum(0) if self.heads == "sum" else mass.amax(0)
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        looks = candidates.question  # [layers, T]
+        if looks is None:
+            raise ValueError("policy question needs what the question looks at")
         # V is larger in late layers: none of them is to count more for that.
-        return (by_layer / by_layer.sum(-1, keepdim=True).clamp_min(1e-30)).sum(0)
+        return (looks / looks.sum(-1, keepdim=True).clamp_min(1e-30)).sum(0)

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import AttentionPlan
-from engine.kernels import cuda, kernels_for, native
+from engine.kernels import built, cuda, kernels_for, native
+from engine.kernels.built import library, load
 from engine.kernels.cuda import CudaKernels
-from engine.kernels.native import NativeKernels, library, load
+from engine.kernels.native import NativeKernels
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
 from tests.engine.cuda_stand_ins import flash_on_cpu, flex_on_cpu
@@ -458,13 +459,13 @@ def test_only_a_library_of_this_version_is_used(
     assert BUILT is not None
     (tmp_path / "_native.1.so").write_bytes(b"of another machine")
     shutil.copy(BUILT._name, tmp_path / "_native.2.so")
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    monkeypatch.setattr(built, "__file__", str(tmp_path / "built.py"))
+    monkeypatch.setattr(built, "INTERFACE", built.INTERFACE + 1)
     library.cache_clear()
     try:
         assert library() is None
         assert kernels_for(CPU, BF16).name == "torch"
-        monkeypatch.setattr(native, "INTERFACE", native.INTERFACE - 1)
+        monkeypatch.setattr(built, "INTERFACE", built.INTERFACE - 1)
         library.cache_clear()
         found = library()
         assert found is not None
@@ -479,7 +480,7 @@ def test_only_a_library_of_this_version_is_used(
     "like", [["-U__linux__"], ["-U__GNUC__", "-D__GNUC__=10"]], ids=["elsewhere", "older compiler"]
 )
 def test_without_amx_the_rest_is_built(tmp_path: Path, like: list[str]) -> None:
-    sources = sorted(Path(native.__file__).parent.glob("*.c"))
+    sources = sorted(Path(built.__file__).parent.glob("*.c"))
     made = tmp_path / "made.so"
     flags = ["-O1", "-shared", "-fPIC", "-fopenmp", *like]
     subprocess.run(["gcc", *flags, *map(str, sources), "-o", str(made), "-lm"], check=True)

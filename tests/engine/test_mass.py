@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.attention import AttentionPlan
+from engine.kernels.built import library
 from engine.kernels.cuda import CudaKernels
-from engine.kernels.native import NativeKernels, library
+from engine.kernels.native import NativeKernels
 from engine.kernels.plain import PlainKernels
 from engine.kernels.protocol import Kernels
 from tests.engine.test_kernels import BF16, BUILT, CPU, native_only, randn, without_tiles
