@@ -101,6 +101,8 @@ def calibrate(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if gate_only and (device_table or questions or policies or ratios):
         raise UsageError("--gate-only measures nothing else", "leave out the other flags")
+    if questions and built_in:
+        raise UsageError("--questions and --built-in exclude each other", "give one of them")
     settings = load_settings(
         {
             "task": task,

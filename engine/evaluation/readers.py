@@ -58,6 +58,9 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8 text", "save it as UTF-8") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot read {path}: {reason}", "give a file of questions") from None
 
 
 def _items(path: Path, text: str) -> Iterator[tuple[str, str, Any]]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -99,7 +100,7 @@ class StateFile:
         except (KeyError, TypeError):
             raise self._damaged(number + 2) from None
         if set(value) != {f.name for f in fields(QuestionResult)} - {"arms"} or (
-            result.number != number
+            result.number != number or not _sound(result)
         ):
             raise self._damaged(number + 2)
         return result
@@ -127,6 +128,24 @@ class StateFile:
         except BaseException:  # no space left, or interrupted: no half line stays
             self._file.truncate(before)
             raise
+
+
+def _sound(result: QuestionResult) -> bool:
+    """Whether its values are of the types, and the numbers finite, as an evaluation makes them."""
+    return (
+        isinstance(result.name, str)
+        and all(map(_number, (result.tokens, result.forced, result.full_ttft_s)))
+        and all(
+            all(map(_number, (a.ttft_s, a.kl, a.kl_first, a.top1, a.recomputed, a.cached)))
+            and all(x is None or _number(x) for x in (a.differs_at, a.score))
+            and isinstance(a.answer, str | None)
+            for a in result.arms
+        )
+    )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _shown(value: Any) -> str:

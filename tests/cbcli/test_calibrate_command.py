@@ -336,6 +336,7 @@ def test_the_device_table(calibrated: World) -> None:
 
 def test_flags_that_do_not_go_together(world: World) -> None:
     world.error("calibrate", "--gate-only", "--device-table", code=2)
+    world.error("calibrate", "--questions", "q.json", "--built-in", code=2)
     world.error("calibrate", "--ratios", "2", code=2)
     world.error("calibrate", "--task", "poem", code=2)
     world.error("calibrate", "--target-kl", "0", code=2)

@@ -157,6 +157,18 @@ def test_what_is_malformed_is_named_in_one_line(tmp_path: Path, value: Any, mess
     assert "\n" not in caught.value.message
 
 
+def test_a_file_that_fails_while_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, *_: object) -> str:
+        raise OSError(5, "Input/output error")
+
+    path = written(tmp_path / "set.json", [])
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(UsageError, match=r"set\.json: Input/output error"):
+        read_questions([path])
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_questions([tmp_path / "none.json"])
@@ -533,6 +545,8 @@ def test_other_settings_are_refused_and_named(
         (lambda lines: [lines[0], b"{}\n", *lines[1:]], "line 2 is not"),
         (lambda lines: [lines[0], *lines[2:]], "line 2 is not"),
         (lambda lines: [*lines, b"nonsense\n"], "line 5 is not"),
+        (lambda lines: [lines[0], lines[1].replace(b"0.02", b"NaN"), *lines[2:]], "line 2 is not"),
+        (lambda lines: [lines[0], lines[1].replace(b"0.02", b'"x"'), *lines[2:]], "line 2 is not"),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_left_alone(
