@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a home of their own, tiny models, the real default model."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ MODELS = Path(
 # Before any fixture runs: what the caller has set is not the tests' business.
 for _name in [name for name in os.environ if name.startswith("CACHEBLEND_")]:
     del os.environ[_name]
+
+
+# A shell that starts us in the background has Ctrl-C ignored, and so would be all we start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
