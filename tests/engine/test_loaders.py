@@ -87,7 +87,7 @@ class WatchedReader:
 
 
 def prefill(world: World, store: Any, **options: Any):
-    chosen = BlendOptions.of(**{"min_tokens": 0, **options})
+    chosen = BlendOptions.of(**{"min_tokens": 0, "policy": "value", **options})
     return Prefiller(world.model, store, world.spec)(world.prompt(ORDER), chosen, room=8)
 
 
@@ -105,6 +105,9 @@ def loader_of(world: World, store: Any, name: str, watch: Stopwatch | None = Non
         {"ratio": "0.2"},
         {"ratio": ("0.5", "0.2"), "check_layers": (1, 3), "policy": "key"},
         {"ratio": "0.3", "policy": "random"},
+        {"ratio": "0.2", "policy": "question"},
+        {"ratio": "0.2", "policy": "hybrid"},
+        {"ratio": "0.2", "policy": "attention", "transfer": True},
         {"ratio": "0.3", "check_layers": 3},
         {"mode": "reuse"},
         {"mode": "prefix"},
