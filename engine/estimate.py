@@ -155,7 +155,10 @@ def blend(
     reuse."""
     counted = _counted(config, probe, shape, ratio, check_layer, policy)
     over = overhead(config, probe)
-    other = over.prompt_s + over.token_layer_s * shape.cached * config.layers
+    # Where the question reads all of the stored KV first, every layer is gone over twice.
+    reads = bool(ratio) and len(bound.policy_of(policy).question_layers(config.layers)) > 0
+    layers = config.layers * (2 if reads else 1)
+    other = over.prompt_s + over.token_layer_s * shape.cached * layers
     return replace(counted, other_s=other + (over.select_s if ratio else 0.0))
 
 

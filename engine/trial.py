@@ -101,7 +101,7 @@ def run_trials(
             prompt = _stored_prompt(run.model, store, spec, shape)
             for ratio in ("0", BLEND) if blend and layers == most > 1 else ("0",):
                 mode = "blend" if ratio == BLEND else "reuse"
-                options = BlendOptions.of(mode=mode, ratio=ratio, min_tokens=0)
+                options = BlendOptions.of(mode=mode, ratio=ratio, policy="value", min_tokens=0)
                 loads: list[float] = []
 
                 def prefill() -> None:
