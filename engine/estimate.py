@@ -156,7 +156,9 @@ def blend(
     counted = _counted(config, probe, shape, ratio, check_layer, policy)
     over = overhead(config, probe)
     # Where the question reads all of the stored KV first, every layer is gone over twice.
-    reads = bool(ratio) and len(bound.policy_of(policy).question_layers(config.layers)) > 0
+    hits = shape.cached - shape.exact
+    some = 0 < budget(ratio, hits, shape.cached) < hits
+    reads = some and len(bound.policy_of(policy).question_layers(config.layers)) > 0
     layers = config.layers * (2 if reads else 1)
     other = over.prompt_s + over.token_layer_s * shape.cached * layers
     return replace(counted, other_s=other + (over.select_s if ratio else 0.0))
@@ -193,7 +195,8 @@ def _counted(
         attention=sum(width * bound.visible_keys(seen, w) for w in c.windows[:before]),
     )
     tail = range(shape.prefix + shape.cached, shape.tokens)
-    asked = bound.reading(c, chooser, tail) if selected else Flops()
+    some = 0 < selected < shape.cached - shape.exact  # of all or none, nobody is asked
+    asked = bound.reading(c, chooser, tail) if some else Flops()
     few = Flops(
         flops.linear - many.linear - asked.linear,
         flops.attention - many.attention - asked.attention,

@@ -37,7 +37,8 @@ class Timer:
 @dataclass(frozen=True)
 class LayerTime:
     """Seconds of one layer: loading its KV, in whichever thread; waiting for it; and the rest, to
-    the next layer or, at the last, to the logits."""
+    the next layer's loading or, at the last, to the logits. Where the question reads stored KV
+    first, that is the reading, and everything computed after it counts with the last layer read."""
 
     load_s: float
     stall_s: float

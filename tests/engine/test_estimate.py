@@ -116,6 +116,17 @@ def test_at_equal_rates_the_speedup_is_the_bound() -> None:
     assert found.ways[0].speedup == 1
 
 
+def test_the_questions_reading_is_counted_where_it_takes_place() -> None:
+    """Where all is recomputed anyway, nobody asks: then it takes what `random` takes."""
+    few_are_slow = replace(even(MISTRAL), linear=(Rate(1, RATE / 100), Rate(1000, RATE)))
+
+    def seconds(policy: str, ratio: str) -> float:
+        return blend(MISTRAL, few_are_slow, SHAPE, ratio=Decimal(ratio), policy=policy).ttft_s
+
+    assert seconds("question", "0.05") > seconds("random", "0.05")
+    assert seconds("question", "0.999999") == seconds("random", "0.999999")
+
+
 def test_ratio_0_among_the_ratios_is_reuse_and_comes_once() -> None:
     found = times(MISTRAL, even(MISTRAL), SHAPE, (), ratios=(Decimal(0), Decimal("0.0")))
     assert [way.name for way in found.ways] == ["full prefill", "reuse"]
