@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
 
 from cbcli.output import Output
-from cbcli.settings import Settings
+from cbcli.settings import DECLARED, Settings, default_of
 from cbcli.units import count_text, duration_text, rate_text, size_text
+from cbcli.values import AUTO
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,13 @@ class Material:
     origin: str
     documents: int
     chunks: tuple[int, ...]
+
+
+def _ratios(settings: Settings) -> tuple[Decimal, ...]:
+    """Those to estimate: for `auto`, which a calibration decides, the usual one."""
+    if settings.ratio != AUTO:
+        return settings.ratio
+    return cast("tuple[Decimal, ...]", default_of(DECLARED["ratio"]))
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class Figures:
                 probe,
                 shape,
                 material.chunks,
-                ratios=settings.ratio,
+                ratios=_ratios(settings),
                 check_layer=min(settings.check_layers[0], config.layers - 1),
                 policy=settings.policy,
             )
@@ -257,6 +266,7 @@ def _assumed(
         f"the model loaded, {count_text(probe.threads, 'threads')}, nothing else running",
         "ingest of everything, nothing of it stored yet",
     ]
-    if settings.policy not in ("value", "random"):
-        said.append(f"policy {settings.policy}")
+    said.append(f"policy {settings.policy}")
+    if settings.ratio == AUTO:
+        said.append("ratio auto is what the calibration says; estimated with the usual one")
     return [*said, *probe.notes]

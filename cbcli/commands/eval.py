@@ -310,6 +310,8 @@ def _results(
 
 def _deciding(blueprint: Blueprint, task: Task) -> dict[str, Any]:
     """All that the results depend on; not how many questions, so that more can be asked later."""
+    from importlib import metadata
+
     import torch
     from blake3 import blake3
 
@@ -323,6 +325,7 @@ def _deciding(blueprint: Blueprint, task: Task) -> dict[str, Any]:
         "dtype": blueprint.dtype,
         "device": str(blueprint.device),
         "threads": torch.get_num_threads(),
+        "cacheblend": metadata.version("cacheblend"),
         "torch": torch.__version__,
         "prompt": blake3(repr(prompt).encode()).hexdigest()[:32],
         **task.given,

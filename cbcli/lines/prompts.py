@@ -23,7 +23,8 @@ OVERRIDES = (
     *("strict_context", "system", "max_tokens", "temperature", "top_p", "sample_top_k", "seed"),
     "stop",
 )
-# All that an answer depends on besides the line itself and what is stored.
+# All settings that an answer depends on, besides the line itself, what is stored and, where no
+# policy or ratio is set, the model's calibration.
 _DECIDING = (
     *("model", "dtype", "force", "separator", "text_separator", "template_date"),
     *(name for name in OVERRIDES if name != "save"),

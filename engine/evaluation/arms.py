@@ -75,8 +75,10 @@ def plan_arms(
     common = {"min_tokens": 0, "seed": seed, **options}
     if RANDOM not in policies and random and policies:
         policies = [*policies, RANDOM]
-    arms = [Arm(BlendOptions.of(mode="full", **common))]
-    for context in map(context_kind, contexts):
+    kinds = [context_kind(context) for context in contexts]
+    # What reads no stored KV is asked with that which is there anyway.
+    arms = [Arm(BlendOptions.of(mode="full", **common), kinds[0])]
+    for context in kinds:
         for mode in dict.fromkeys(["reuse", *modes]):
             if mode == "blend":
                 for policy in policies:
@@ -85,7 +87,7 @@ def plan_arms(
             elif mode != "full":
                 arms.append(Arm(BlendOptions.of(mode=mode, **common), context))
     if "blend" in modes and 1 in ratios:
-        arms.append(Arm(BlendOptions.of(ratio=1, **common)))
+        arms.append(Arm(BlendOptions.of(ratio=1, **common), kinds[0]))
     return tuple(dict.fromkeys(arms))
 
 

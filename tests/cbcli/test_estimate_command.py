@@ -118,6 +118,18 @@ def test_times_for_every_way(world: World) -> None:
     assert not (world.root / "home" / "store").exists()
 
 
+def test_ratio_auto_is_estimated_with_the_usual_one(world: World) -> None:
+    """A settings file may say auto, which takes a calibration and a prompt to be a number."""
+    file = world.root / "cacheblend.toml"
+    file.write_text('ratio = "auto"\n')
+    try:
+        found = estimate(world, "--tokens", "1000")
+    finally:
+        file.unlink()
+    assert [way["way"] for way in found["first_token"]] == ["full prefill", "blend 0.16", "reuse"]
+    assert any("auto" in said for said in found["assumed"])
+
+
 def test_the_table_has_the_same_ways(world: World) -> None:
     shown = world("store", "estimate", "docs", "--top-k", "2", "--chunk-tokens", "40")
     assert shown.exit_code == 0, shown.stderr

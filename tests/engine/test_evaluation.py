@@ -292,11 +292,17 @@ def test_every_arm_is_there_once_and_random_beside() -> None:
 def test_every_context_has_its_own_reuse_but_shares_the_ends() -> None:
     arms = plan_arms(policies=("value",), ratios=RATIOS, contexts=("none", "prefix"), random=False)
     assert [(arm.context, arm.mode, arm.ratio) for arm in arms] == [
-        ("prefix", "full", None),
+        ("none", "full", None),
         *(("none", "reuse", 0), ("none", "blend", 0.1), ("none", "blend", 0.3)),
         *(("prefix", "reuse", 0), ("prefix", "blend", 0.1), ("prefix", "blend", 0.3)),
-        ("prefix", "blend", 1),
+        ("none", "blend", 1),
     ]
+
+
+def test_one_context_is_all_that_chunks_are_computed_behind() -> None:
+    """The ends too: full prefill and ratio 1 must not have chunks computed that nobody reads."""
+    arms = plan_arms(policies=("value",), ratios=RATIOS, contexts=("none",))
+    assert {arm.context for arm in arms} == {"none"}
 
 
 def test_arms_are_told_apart_by_their_keys() -> None:
