@@ -26,6 +26,7 @@ from cbcli.units import count_text
 if TYPE_CHECKING:
     from decimal import Decimal
 
+    from cache_store.catalog import ChunkInfo
     from engine.api import Engine
     from engine.blueprint import Blueprint
     from engine.calibration.outcome import Gate
@@ -38,7 +39,6 @@ app = typer.Typer(**app_options())
 
 TARGET_KL = 0.02  # nats, where nobody sets one
 PROMPTS = 24
-CHARACTERS = 4  # a token, at least: no prompt of stored chunks is to fill the whole context
 
 
 @app.command(
@@ -126,7 +126,9 @@ def calibrate(
         _show_table(out, settings, blueprint, given)
         return
     arms = () if gate_only else _arms(settings, blueprint, policies or [], given)
-    material, prompts = _prompts(settings, blueprint, asked, built_in, limit)
+    material, prompts = (
+        ("", ()) if gate_only else _prompts(settings, blueprint, asked, built_in, limit)
+    )
     try:
         profile = _calibrated(out, settings, blueprint, arms, material, prompts)
     except KeyboardInterrupt as error:
@@ -149,7 +151,13 @@ def _ratios(text: str | None) -> tuple[Decimal, ...]:
     if text is None:
         return RATIOS
     found = sorted({parse_ratio(item) for item in listed("--ratios", text)})
-    return tuple(ratio for ratio in found if 0 < ratio < 1)
+    between = tuple(ratio for ratio in found if 0 < ratio < 1)
+    if not between:
+        raise UsageError(
+            f"--ratios {text} has none between 0 and 1",
+            "reuse and full prefill are measured anyway; give others, such as 0.1,0.3",
+        )
+    return between
 
 
 def _asked(files: list[Path]) -> tuple[Question, ...]:
@@ -166,8 +174,18 @@ def _arms(
     from engine.calibration.measure import candidates, plan
 
     chosen = candidates(split_policies(policies) if policies else ())
-    layers = tuple(layer for layer in settings.check_layers if layer < blueprint.config.layers)
-    arms = plan(chosen, ratios, layers[:1] or (1,), settings.context, settings.seed)
+    layers, origin = settings.check_layers, settings.origin("check_layers")
+    if len(layers) > 1:
+        raise UsageError(
+            f"{origin.where or origin.kind}: {len(layers)} check layers; a calibration is at one",
+            "give --check-layer once",
+        )
+    if origin.kind != "default" and layers[0] >= blueprint.config.layers:
+        raise UsageError(
+            f"check layer {layers[0]} is not in this model of {blueprint.config.layers} layers",
+            f"use --check-layer 1 to {blueprint.config.layers - 1}",
+        )
+    arms = plan(chosen, ratios, layers, settings.context, settings.seed)
     for arm in arms:
         arm.options.check_model(blueprint.config.layers)
     return arms
@@ -182,25 +200,29 @@ def _prompts(
 ) -> tuple[str, tuple[Question, ...]]:
     """What to measure with, and what that is called."""
     from engine.calibration import prompts
+    from engine.calibration.tasks import check_task
     from engine.evaluation.runner import check
 
-    task = prompts.check_task(settings.task)
-    name, found = "questions", asked[:limit]
+    task = check_task(settings.task)
+    name, found, hint = "questions", asked[:limit], "leave that question out, or use --built-in"
     if not found and not built_in:
-        most = CHARACTERS * blueprint.config.context // 2
-        name = "stored chunks"
-        found = prompts.of_chunks(task, _stored(settings), limit, most)
+        name, hint = "stored chunks", "use --built-in, or --questions"
+        found = prompts.of_chunks(task, _stored(settings), limit, blueprint.config.context // 2)
     if not found:
-        name, found = "built-in texts", prompts.built_in(task, limit)
-    check(blueprint, found, ())
+        name, hint = "built-in texts", "this model's context is too short to calibrate it"
+        found = prompts.built_in(task, limit)
+    try:
+        check(blueprint, found, ())
+    except UsageError as error:
+        raise UsageError(error.message, hint) from error
     return name, found
 
 
-def _stored(settings: Settings) -> list[tuple[str, str]]:
+def _stored(settings: Settings) -> list[ChunkInfo]:
     """The store's chunks, in the catalog's order; none where there is no store."""
     try:
         with ChunkStore.open(settings.store, read_only=True) as store:
-            return [(chunk.text, chunk.source) for chunk in store.catalog.chunks()]
+            return store.catalog.chunks()
     except NotFoundError:
         return []
 
@@ -270,7 +292,7 @@ def _measured(
     from engine.calibration.curve import best
     from engine.calibration.measure import curves
     from engine.calibration.profile import TaskProfile
-    from engine.calibration.prompts import check_task
+    from engine.calibration.tasks import check_task
     from engine.context import context_kind
     from engine.evaluation.report import summarise
     from engine.evaluation.runner import evaluate, steps

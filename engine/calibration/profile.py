@@ -15,8 +15,8 @@ from cache_store.errors import IntegrityError
 from cache_store.keys import DType
 from engine.calibration.curve import Curve
 from engine.calibration.outcome import Gate, GateCheck
-from engine.calibration.prompts import Task
 from engine.calibration.speed import Speed
+from engine.calibration.tasks import Task
 from engine.context import ContextKind
 
 SCHEMA = 1

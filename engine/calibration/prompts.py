@@ -4,28 +4,20 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TypeVar
 
-from cache_store.errors import UsageError
+from cache_store.catalog import ChunkInfo
 from engine.calibration.facts import order_for
+from engine.calibration.tasks import Task
 from engine.calibration.texts import PASSAGES, QUESTIONS, SUMMARY_TASKS
 from engine.evaluation.questions import Passage, Question
 
-Task = Literal["qa", "summary"]
-TASKS: tuple[Task, ...] = get_args(Task)
 TOGETHER = 4  # passages of a prompt
 FEWEST = 8  # stored chunks that prompts can be made of
 ASKED_WORDS = 3
 
+T = TypeVar("T")
 _WORD = re.compile(r"[^\W\d_]{4,}")
-
-
-def check_task(name: str) -> Task:
-    """Raises UsageError for a task nobody knows."""
-    known = next((task for task in TASKS if task == name), None)
-    if known is None:
-        raise UsageError(f"task {name!r} is unknown", "use one of " + ", ".join(TASKS))
-    return known
 
 
 def built_in(task: Task, count: int) -> tuple[Question, ...]:
@@ -40,29 +32,32 @@ def built_in(task: Task, count: int) -> tuple[Question, ...]:
             )
             for n, q in enumerate(QUESTIONS[:count], 1)
         )
-    texts = [(passage.chunk, passage.title) for passage in PASSAGES]
+    texts = [Passage(passage.chunk, passage.title) for passage in PASSAGES]
     return tuple(_summary(n, _drawn(texts, n)) for n in range(1, min(count, len(PASSAGES)) + 1))
 
 
 def of_chunks(
-    task: Task, chunks: Sequence[tuple[str, str]], count: int, most: int
+    task: Task, chunks: Sequence[ChunkInfo], count: int, most: int
 ) -> tuple[Question, ...]:
-    """Prompts over (text, source) chunks, a few at a time; none where there are too few of them.
+    """Prompts over stored chunks, a few at a time; none where there are too few of them.
 
-    qa: what the chunks say about the words that only one of them has. most: characters of a
-    prompt's chunks together, which are left out beyond it.
+    qa: what the chunks say about the words that only one of them has. most: tokens of a prompt's
+    chunks together; those that go beyond it are left out, and prompts that none is left for.
     """
-    texts = list(dict(chunks).items())
-    if len(texts) < FEWEST:
+    chunks = list({chunk.text: chunk for chunk in chunks}.values())
+    if len(chunks) < FEWEST:
         return ()
-    spread = Counter(word for text, _ in texts for word in set(_words(text)))
+    spread = Counter(word for chunk in chunks for word in set(_words(chunk.text)))
     made = []
     for number in range(1, count + 1):
-        drawn = _fitting(_drawn(texts, number), most)
+        fitting = _fitting(_drawn(chunks, number), most)
+        drawn = [Passage(chunk.text, chunk.source) for chunk in fitting]
+        if not drawn:
+            continue
         if task == "summary":
             made.append(_summary(number, drawn))
             continue
-        about = drawn[number % len(drawn)][0]
+        about = drawn[number % len(drawn)].text
         words = sorted(set(_words(about)), key=lambda word: (spread[word], about.find(word)))
         named = ", ".join(words[:ASKED_WORDS])
         if named:
@@ -71,25 +66,24 @@ def of_chunks(
     return tuple(made)
 
 
-def _summary(number: int, texts: Sequence[tuple[str, str]]) -> Question:
-    return _question(number, SUMMARY_TASKS[number % len(SUMMARY_TASKS)], texts)
+def _summary(number: int, passages: Sequence[Passage]) -> Question:
+    return _question(number, SUMMARY_TASKS[number % len(SUMMARY_TASKS)], passages)
 
 
-def _question(number: int, text: str, texts: Sequence[tuple[str, str]]) -> Question:
-    passages = tuple(Passage(text, source) for text, source in texts)
-    return Question(f"prompt {number}", text, passages)
+def _question(number: int, text: str, passages: Sequence[Passage]) -> Question:
+    return Question(f"prompt {number}", text, tuple(passages))
 
 
-def _drawn(texts: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+def _drawn(texts: Sequence[T], number: int) -> list[T]:
     """A few of the texts in any order, the same ones for the same number."""
     return random.Random(number).sample(texts, min(TOGETHER, len(texts)))
 
 
-def _fitting(texts: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    kept = [texts[0]]
-    for text in texts[1:]:
-        if sum(len(t) for t, _ in kept) + len(text[0]) <= most:
-            kept.append(text)
+def _fitting(chunks: Sequence[ChunkInfo], most: int) -> list[ChunkInfo]:
+    kept: list[ChunkInfo] = []
+    for chunk in chunks:
+        if sum(other.tokens for other in kept) + chunk.tokens <= most:
+            kept.append(chunk)
     return kept
 
 

@@ -344,6 +344,57 @@ def test_flags_that_do_not_go_together(world: World) -> None:
     world.error("calibrate", "--policies", "explicit", code=2)
 
 
+def test_ratios_that_leave_nothing_to_measure_are_refused_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measures_nothing(monkeypatch)
+    for ratios in ("0", "1", "0,1"):
+        for table in ((), ("--device-table",)):
+            error = world.error("calibrate", "--ratios", ratios, *table, code=2)
+            assert f"--ratios {ratios}" in error["message"]
+
+
+def measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*args: Any, **options: Any) -> Any:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr("engine.api.Engine.load", load)
+
+
+def test_one_check_layer_of_the_model_is_measured_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = calibrate(world, "--check-layer", "2")
+    (task,) = result["tasks"]
+    layers = {curve["policy"]: curve["check_layers"] for curve in task["curves"]}
+    assert layers == {"value": [2], "key": [2], "random": None}
+    measures_nothing(monkeypatch)
+    error = world.error("calibrate", "--check-layer", "1", "--check-layer", "2", code=2)
+    assert "--check-layer once" in error["hint"]
+    error = world.error("calibrate", "--check-layer", "99", code=2)
+    assert "layer 99 is not in this model" in error["message"]
+    (world.root / "cacheblend.toml").write_text("check_layers = [1, 2]\n")
+    assert "cacheblend.toml" in world.error("calibrate", code=2)["message"]
+
+
+def test_the_gate_alone_reads_no_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*args: Any, **options: Any) -> Any:
+        raise AssertionError("the store was read")
+
+    monkeypatch.setattr("cache_store.store.ChunkStore.open", opened)
+    assert world.json("calibrate", "--gate-only")["gate"]["passed"] is True
+
+
+def test_a_prompt_that_is_too_long_is_told_of_with_flags_that_are_there(
+    world: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "chunks": ["A pilot. " * 2000, "A boat."]}))
+    error = world.error("calibrate", "--questions", str(file), code=2)
+    assert "leaves no room in the context" in error["message"]
+    assert "--passages" not in error["hint"]
+
+
 def test_auto_is_a_ratio_of_settings(tmp_path: Path) -> None:
     assert load_settings({"ratio": "auto"}, env={}, cwd=tmp_path).ratio == AUTO
     assert load_settings({"ratio": "0.2"}, env={}, cwd=tmp_path).ratio == (Decimal("0.2"),)

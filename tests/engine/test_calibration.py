@@ -1,6 +1,8 @@
 """Curves, profiles, the controller and the plain way, without the real model."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, UsageError
 from engine.calibration import profile as profiles
 from engine.calibration.bandwidth import Bandwidth
@@ -23,9 +26,10 @@ from engine.calibration.profile import (
     read_profile,
     write_profile,
 )
-from engine.calibration.prompts import TOGETHER, built_in, check_task, of_chunks
+from engine.calibration.prompts import TOGETHER, built_in, of_chunks
 from engine.calibration.speed import Speed
 from engine.calibration.straight import LayersKV, Straight
+from engine.calibration.tasks import check_task
 from engine.calibration.texts import PASSAGES, QUESTIONS
 from engine.prefill import Prefilled
 from engine.throttle import ThrottledStore
@@ -339,17 +343,44 @@ def test_built_in_prompts(task) -> None:
     assert len({(q.text, q.passages) for q in prompts}) == 24
 
 
+def stored(text: str, source: str, tokens: int) -> ChunkInfo:
+    return ChunkInfo(source, text, tokens, source, 0, 0, len(text))
+
+
 def test_prompts_of_stored_chunks_ask_for_what_one_of_them_has() -> None:
-    texts = [(f"The common word and the rareword{chr(97 + n)} here.", f"{n}.md") for n in range(9)]
-    prompts = of_chunks("qa", texts, 6, 10_000)
-    assert prompts == of_chunks("qa", texts, 6, 10_000)
+    texts = [
+        stored(f"The common word and the rareword{chr(97 + n)} here.", f"{n}.md", 10)
+        for n in range(9)
+    ]
+    prompts = of_chunks("qa", texts, 6, 2000)
+    assert prompts == of_chunks("qa", texts, 6, 2000)
     assert len(prompts) == 6
     for prompt in prompts:
         assert len(prompt.passages) == TOGETHER
         assert sum(f"rareword{letter}" in prompt.text for letter in "abcdefghi") == 1
         assert any(p.text.split()[5] in prompt.text for p in prompt.passages)
-    assert all("rareword" not in q.text for q in of_chunks("summary", texts, 6, 10_000))
-    assert all(len(q.passages) == 1 for q in of_chunks("qa", texts, 6, 50))
-    assert of_chunks("qa", texts[:7], 6, 10_000) == ()  # too few to say anything
+    assert all("rareword" not in q.text for q in of_chunks("summary", texts, 6, 2000))
+    assert of_chunks("qa", texts[:7], 6, 2000) == ()  # too few to say anything
     with pytest.raises(UsageError, match="unknown"):
         check_task("poem")
+
+
+def test_prompts_of_stored_chunks_keep_to_their_tokens() -> None:
+    """However many characters a token has, and whichever chunk is drawn first."""
+    texts = [stored(f"word{n} " + "漢字" * 20, f"{n}.md", 100) for n in range(8)]
+    assert {len(q.passages) for q in of_chunks("summary", texts, 6, 250)} == {2}
+    assert {len(q.passages) for q in of_chunks("summary", texts, 6, 100)} == {1}
+    assert of_chunks("summary", texts, 6, 99) == ()
+    long = [*texts[:4], *(stored(f"long{n}", f"l{n}.md", 1000) for n in range(4))]
+    found = of_chunks("summary", long, 20, 400)
+    assert found
+    assert all("long" not in p.text for q in found for p in q.passages)
+
+
+def test_the_name_of_a_task_takes_no_prompts() -> None:
+    code = "import sys, engine.calibration.profile; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "engine.calibration.profile" in found
+    assert not {f"engine.calibration.{name}" for name in ("prompts", "texts", "ground")} & {*found}
