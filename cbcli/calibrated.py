@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from cache_store.errors import CacheblendError, IntegrityError, UsageError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _STRENGTH = {"default": 0, "user": 1, "project": 2, "environment": 3, "flag": 4, "line": 5}
 _HINT = "measure it: cacheblend calibrate"
 LATELY = 20  # audited prompts that a ratio is raised by
+_Stamp = tuple[tuple[str, int, int], ...]  # name, size and time of change of an audit log's files
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,38 @@ class PromptTokens:
 class Calibrated:
     """The calibration of one model on its device, for prompts from one store.
 
-    profile: None where there is none, or it is damaged, which `open` has said then.
+    profile: None where there is none, or none that counts: it is damaged, which `open` has said
+    then, or `outdated`: the version of cacheblend that made it, where that is another.
     """
 
     blueprint: Blueprint
     profile: Profile | None
     out: Output
     store: ChunkStore | None = None
+    outdated: str = ""
     _said: set[str] = field(default_factory=set)
+    _seen: dict[tuple[str, Decimal], tuple[_Stamp, float | None]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, blueprint: Blueprint, out: Output, store: ChunkStore | None = None) -> Calibrated:
-        """Reads the profile; a damaged one is told of once, and as good as none."""
-        profile = None
+        """Reads the profile; a damaged one is told of once, and as good as none. So is another
+        version's: what it measured may be so no longer, for better or worse."""
+        profile: Profile | None = None
+        outdated = ""
         try:
             profile = read(blueprint)
         except IntegrityError as error:
             out.warn(error.message, error.hint)
-        return cls(blueprint, profile, out, store)
+        if profile is not None and profile.version != this_version():
+            if profile.gate is not None and not profile.gate.passed:
+                out.warn(
+                    f"{blueprint.name} failed the gate of {by_version(profile.version)}: "
+                    f"{profile.gate.why}",
+                    "check it with this one: cacheblend calibrate",
+                )
+            outdated = profile.version
+            profile = None
+        return cls(blueprint, profile, out, store, outdated)
 
     def settle(
         self,
@@ -75,7 +91,7 @@ class Calibrated:
         """
         if settings.mode not in ("blend", "reuse"):
             return without_auto(settings)
-        self._require_gate(settings)
+        self.require_gate(settings)
         if settings.mode == "reuse" or settings.policy == "explicit":
             return without_auto(settings)
         if self._threshold_counts(settings, own):
@@ -83,12 +99,13 @@ class Calibrated:
         target = self._target(settings, own)
         if target is not None or settings.ratio == AUTO:
             return self._found(settings, tokens, own, target)
-        task = self._task(settings)
         if any(_strength(settings, name, own) for name in ("ratio", "policy", "threshold")):
             return settings
-        if task is None or self.profile is None or not self.profile.passed:
+        task = self._task(settings)
+        usual = self._why_usual(task, settings, own)
+        if task is None or usual:
             self._say(f"policy {settings.policy}, ratio {_text(settings.ratio)}: the usual ones")
-            self._say(f"{self.blueprint.name} has no calibration for {settings.task} ({_HINT})")
+            self._say(usual)
             return settings
         self._say(
             f"policy {task.policy}, ratio {task.ratio}: calibrated for a mean KL of "
@@ -99,16 +116,21 @@ class Calibrated:
     def saw(self, settings: Settings, result: AskResult) -> None:
         """Remembers how fast stored KV came, for the next ratio `auto`."""
         seconds = sum(layer.load_s for layer in result.timing.layers)
-        if settings.ratio == AUTO or self._speed() is not None:
+        if settings.ratio == AUTO or self._speed(settings) is not None:
             _bandwidth(settings).saw(result.kv.bytes_loaded, seconds)
 
-    # What it is made of.
-
-    def _require_gate(self, settings: Settings) -> None:
+    def require_gate(self, settings: Settings) -> None:
+        """Raises IntegrityError where the settings' mode needs a gate that failed, unless it is
+        forced, which is said once."""
+        if settings.mode not in ("blend", "reuse"):
+            return
         if self.profile is None or self.profile.gate is None or self.profile.gate.passed:
             return
         if settings.force:
-            self._say(f"the gate failed, which is overruled: {self.profile.gate.why}")
+            said = f"the gate failed, which is overruled: {self.profile.gate.why}"
+            if said not in self._said:
+                self._said.add(said)
+                self.out.warn(said)
             return
         raise IntegrityError(
             f"{self.blueprint.name} must not be blended here, its calibration failed: "
@@ -116,6 +138,24 @@ class Calibrated:
             "check its config.json and run `cacheblend calibrate` again; --mode full always "
             "works, --force blends all the same",
         )
+
+    # What it is made of.
+
+    def _why_usual(self, task: TaskProfile | None, settings: Settings, own: Collection[str]) -> str:
+        """Why the calibration says nothing of this prompt; "" where it does."""
+        name = self.blueprint.name
+        if self.outdated:
+            return (
+                f"{name} was calibrated by {by_version(self.outdated)}: calibrate again ({_HINT})"
+            )
+        if self.profile is not None and self.profile.passed is False:
+            return f"{name} failed the gate: what was calibrated before isn't used"
+        passed = self.profile is not None and self.profile.passed
+        curve = task.curve(task.policy) if task is not None and passed else None
+        if curve is None:
+            return f"{name} has no calibration for {settings.task} ({_HINT})"
+        unlike = _unlike(curve, settings, own)
+        return f"{name} isn't calibrated {unlike[0]} ({unlike[1]})" if unlike else ""
 
     def _threshold_counts(self, settings: Settings, own: Collection[str]) -> bool:
         """Whether nothing as strong as a threshold says otherwise how much to recompute."""
@@ -147,10 +187,15 @@ class Calibrated:
         wanted = "--ratio auto" if target is None else "--target-kl"
         task = self._task(settings)
         if task is None:
+            old = (
+                f"; the one there is was made by {by_version(self.outdated)}"
+                if self.outdated
+                else ""
+            )
             raise UsageError(
                 f"{wanted} needs a calibration of {self.blueprint.name} for {settings.task}, "
                 f"context {settings.context}, on {self.blueprint.device.type} in "
-                f"{self.blueprint.dtype}",
+                f"{self.blueprint.dtype}{old}",
                 _HINT,
             )
         policy = settings.policy if _strength(settings, "policy", own) else task.policy
@@ -159,10 +204,12 @@ class Calibrated:
             ratio = curve.ratio_for(target)
             self._say(f"policy {policy}, ratio {ratio}: calibrated for a mean KL of {target:g}")
             return self._with(settings, policy, ratio, curve, own)
-        speed = self._speed()
+        speed = self._speed(settings)
         if speed is None:
             raise UsageError(
-                f"{wanted} needs the speed of {self.blueprint.name} on this machine", _HINT
+                f"{wanted} needs the speed of {self.blueprint.name} on this machine, with as many "
+                "threads",
+                _HINT,
             )
         from engine.calibration.controller import Controller
         from engine.policies import make_policy
@@ -184,14 +231,22 @@ class Calibrated:
     def _observed(self, policy: str, minimum: Decimal) -> float | None:
         """Mean KL of the blends audited lately, None without any. What somebody blended with a
         smaller ratio, wanting it so, says nothing of the calibrated one."""
-        from engine.audit import AuditLog, running_kl
-
         if self.store is None:
             return None
+        # Reading a log takes longer than some prompts do: again only where it has changed.
+        stamp = _stamp(self.store)
+        known = self._seen.get((policy, minimum))
+        if known is None or known[0] != stamp:
+            known = self._seen[policy, minimum] = stamp, self._read_kl(self.store, policy, minimum)
+        return known[1]
+
+    def _read_kl(self, store: ChunkStore, policy: str, minimum: Decimal) -> float | None:
+        from engine.audit import AuditLog, running_kl
+
         model, dtype = self.blueprint.spec.model, self.blueprint.dtype
         try:
             return running_kl(
-                AuditLog(self.store.journal),
+                AuditLog(store.journal),
                 model,
                 policy,
                 at_least=float(minimum),
@@ -205,13 +260,15 @@ class Calibrated:
         self, task: TaskProfile, policy: str, settings: Settings, own: Collection[str]
     ) -> Curve:
         curve = task.curve(policy)
-        layers = settings.check_layers if _strength(settings, "check_layers", own) else None
-        if curve is None or (layers and curve.check_layers and curve.check_layers != layers):
-            where = "" if curve is None else f" at check layers {', '.join(map(str, layers or ()))}"
+        name = self.blueprint.name
+        if curve is None:
             raise UsageError(
-                f"policy {policy}{where} isn't calibrated for {self.blueprint.name}",
+                f"policy {policy} isn't calibrated for {name}",
                 f"measure it: cacheblend calibrate --policies {policy}",
             )
+        unlike = _unlike(curve, settings, own)
+        if unlike:
+            raise UsageError(f"policy {policy} isn't calibrated {unlike[0]} for {name}", unlike[1])
         return curve
 
     def _with(
@@ -234,12 +291,11 @@ class Calibrated:
     def _task(self, settings: Settings) -> TaskProfile | None:
         return self.profile.of(settings.task, settings.context) if self.profile else None
 
-    def _speed(self) -> Speed | None:
-        """As measured on this machine."""
-        from engine.calibration.speed import here
-
+    def _speed(self, settings: Settings) -> Speed | None:
+        """As measured on this machine, with as many threads."""
         speed = self.profile.speed if self.profile else None
-        return speed if speed and speed.machine == here(self.blueprint.device) else None
+        device = self.blueprint.device
+        return speed if speed and speed.holds(device, settings.threads) else None
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -253,6 +309,49 @@ def read(blueprint: Blueprint) -> Profile | None:
 
     subject = Subject(blueprint.spec.model, blueprint.dtype, blueprint.device.type)
     return read_profile(subject, places_of(blueprint.path, subject.model, data_root()))
+
+
+def this_version() -> str:
+    """That of the cacheblend which is running; profiles of others don't count."""
+    return metadata.version("cacheblend")
+
+
+def by_version(version: str) -> str:
+    """Another one, as messages name it."""
+    return f"another version ({version or 'unknown'})"
+
+
+def _unlike(curve: Curve, settings: Settings, own: Collection[str]) -> tuple[str, str] | None:
+    """How the user wants prompts blended otherwise than the curve was measured, and what to do
+    about it; None where it was measured like that."""
+    from engine.policies import make_policy
+
+    transfer = settings.transfer
+    if transfer is not None and transfer != make_policy(curve.policy).transfers:
+        said = "with --transfer" if transfer else "with --no-transfer"
+        return said, "leave transfer as the policy has it, or give a ratio"
+    layers = settings.check_layers
+    if not _strength(settings, "check_layers", own):
+        return None
+    if len(layers) > 1:
+        said = f"at check layers {', '.join(map(str, layers))}"
+        return said, "it is measured at one: give one --check-layer, or a ratio"
+    if curve.check_layers and curve.check_layers != layers:
+        command = f"cacheblend calibrate --policies {curve.policy} --check-layer {layers[0]}"
+        return f"at check layer {layers[0]}", f"measure it: {command}"
+    return None
+
+
+def _stamp(store: ChunkStore) -> _Stamp:
+    """Another one whenever the audit log has changed."""
+    found = []
+    try:
+        for file in sorted(store.journal.path.glob("*.jsonl")):
+            stat = file.lstat()
+            found.append((file.name, stat.st_size, stat.st_mtime_ns))
+    except OSError:
+        pass  # being put aside just now: what is known is read again
+    return tuple(found)
 
 
 def _bandwidth(settings: Settings) -> Bandwidth:

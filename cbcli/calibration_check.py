@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cache_store.errors import CacheblendError, IntegrityError
+from cbcli.calibrated import by_version, this_version
 from cbcli.checks import LARGEST_HASHED, Check
 from cbcli.settings import Settings, data_root
 from engine import library
@@ -41,6 +42,13 @@ def check_calibration(settings: Settings) -> Iterator[Check]:
     where = f"{dtype} on {device.type}"
     if profile is None or profile.gate is None:
         yield Check("calibration", "ok", f"{name}: none for {where}", _HINT)
+        return
+    if profile.version != this_version():
+        failed = f", the gate failed: {profile.gate.why}" if not profile.gate.passed else ""
+        version = by_version(profile.version)
+        said = f"{name}: {where}, calibrated by {version}: calibrate again{failed}"
+        old = {"version": profile.version, "passed": profile.passed, "why": profile.gate.why}
+        yield Check("calibration", "warn" if failed else "ok", said, _HINT, old)
         return
     found = {f"{task.task}, context {task.context}": task for task in profile.tasks}
     facts = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, U
 from cache_store.store import ChunkStore
 from cbcli import calibrate_report, flags
 from cbcli.bench_options import listed
-from cbcli.calibrated import read
+from cbcli.calibrated import read, this_version
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.eval_options import split_policies
@@ -242,14 +241,9 @@ def _calibrated(
 
     subject = Subject(blueprint.spec.model, blueprint.dtype, blueprint.device.type)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    profile = _before(out, blueprint) or Profile(subject, "", now)
+    profile = _before(out, blueprint) or Profile(subject, this_version(), now)
     engine = Engine.load(blueprint, threads=settings.threads)
-    profile = replace(
-        profile,
-        version=metadata.version("cacheblend"),
-        date=now,
-        gate=_gate(out, engine),
-    )
+    profile = replace(profile, date=now, gate=_gate(out, engine))
     if profile.passed and arms:
         task = _measured(out, settings, engine, arms, material, prompts, now)
         out.note("measuring the speed", level=1)
@@ -260,11 +254,16 @@ def _calibrated(
 
 
 def _before(out: Output, blueprint: Blueprint) -> Profile | None:
+    """What this version measured before. Another one's is not to pass for it."""
     try:
-        return read(blueprint)
+        profile = read(blueprint)
     except IntegrityError as error:
         out.warn(error.message, error.hint)
         return None
+    if profile is None or profile.version == this_version():
+        return profile
+    out.note(f"what another version ({profile.version}) measured is left out")
+    return None
 
 
 def _gate(out: Output, engine: Engine) -> Gate:
@@ -331,15 +330,9 @@ def _show_table(
 ) -> None:
     profile = _before(out, blueprint)
     speed = profile.speed if profile else None
-    if speed is None or not _measured_here(speed, blueprint):
+    if speed is None or not speed.holds(blueprint.device, settings.threads):
         speed = _speed(out, settings, blueprint)
     calibrate_report.show_table(out, blueprint, speed, ratios)
-
-
-def _measured_here(speed: Speed, blueprint: Blueprint) -> bool:
-    from engine.calibration.speed import here
-
-    return speed.machine == here(blueprint.device)
 
 
 def _speed(out: Output, settings: Settings, blueprint: Blueprint) -> Speed:

@@ -6,7 +6,7 @@ import io
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 
 from cache_store.errors import CacheblendError, NotFoundError, UsageError
 from cbcli import flags
+from cbcli.calibrated import Calibrated
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.lines.order import LineSource, in_turn, shared
@@ -230,9 +231,19 @@ def _answers(
         # One type for all kinds of devices, or their KV would not be the same.
         first = open_blueprint(replace(settings, device=places[0]), out)
         settings = replace(settings, dtype=first.dtype)
+    _say_calibrations(out, settings, places)
     start = partial(runner_on, settings, compare, places.count("cpu"))
     pool = stack.enter_context(WorkerPool(places, start, out.warn))
     return shared(source, pool, len(places))
+
+
+def _say_calibrations(out: Output, settings: Settings, places: tuple[str, ...]) -> None:
+    """Says once what is wrong with them, which the workers are too quiet for. A gate that failed
+    is each line's error, and a device that isn't there its worker's."""
+    for place in {place.partition(":")[0]: place for place in places}.values():
+        with suppress(CacheblendError):
+            blueprint = open_blueprint(replace(settings, device=place), out)
+            Calibrated.open(blueprint, out).require_gate(settings)
 
 
 def _write(

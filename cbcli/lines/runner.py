@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from cache_store.catalog import ChunkInfo
-from cache_store.errors import CacheblendError
+from cache_store.errors import CacheblendError, IntegrityError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from cbcli.calibrated import Calibrated, PromptTokens, without_auto
@@ -31,6 +31,7 @@ from cbcli.settings import Origin, Settings
 
 if TYPE_CHECKING:
     from engine.api import Engine
+    from engine.blueprint import Blueprint
     from engine.results import AskResult
     from engine.template import PromptTemplate
 
@@ -76,16 +77,17 @@ def _named(name: LineName) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Session:
-    """What is opened once for all lines."""
+    """What is opened once for all lines, but for the engine."""
 
     chooser: Chooser
-    engine: Engine
+    blueprint: Blueprint
     store: ChunkStore
     calibrated: Calibrated
 
 
 class LineRunner:
-    """Answers lines; a context manager. The model is loaded with the first line, or by `open`.
+    """Answers lines; a context manager. The model is loaded with the first line that may be
+    answered, or by `open`.
 
     compare: also run a full prefill of every line.
     """
@@ -94,11 +96,31 @@ class LineRunner:
         self._settings, self._out, self._compare = settings, out, compare
         self._stack = ExitStack()
         self._session: _Session | None = None
+        self._engine: Engine | None = None
         self._opened_s = 0.0
         self._template = lru_cache(TEMPLATES)(self._load_template)
 
-    def open(self) -> _Session:
-        """Opens store and model, once. Raises what is wrong with them."""
+    def open(self) -> None:
+        """Opens store and model, once; not the weights where the settings' mode is refused, which
+        lines with another may still not be. Raises what is wrong with them."""
+        session = self._open()
+        if self._refusal(session, self._settings) is None:
+            self._load(session)
+
+    def __call__(self, line: PromptLine) -> Answer:
+        """The line's answer; what is wrong with it is its answer too."""
+        session = self._open()  # what is wrong here is wrong with all lines
+        settings = self._of(line)
+        refusal = self._refusal(session, settings)
+        if refusal is not None:
+            return Answer.failed(line.name, describe(refusal))
+        engine = self._load(session)
+        try:
+            return Answer.good(line, self._ask(session, engine, settings, line))
+        except Exception as error:  # whatever one line ran into, the others are answered
+            return Answer.failed(line.name, describe(error))
+
+    def _open(self) -> _Session:
         if self._session is None:
             began = time.perf_counter()
             blend_options(without_auto(self._settings))  # before anything takes long
@@ -107,19 +129,29 @@ class LineRunner:
             store = self._stack.enter_context(open_store(self._settings))
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
-            self._opened_s = time.perf_counter() - began  # the engine tells its own time
-            engine = load_engine(self._settings, blueprint, store)
             calibrated = Calibrated.open(blueprint, self._out, store)
-            self._session = _Session(Chooser(store), engine, store, calibrated)
+            self._session = _Session(Chooser(store), blueprint, store, calibrated)
+            self._opened_s = time.perf_counter() - began  # the engine tells its own time
         return self._session
 
-    def __call__(self, line: PromptLine) -> Answer:
-        """The line's answer; what is wrong with it is its answer too."""
-        session = self.open()  # what is wrong here is wrong with all lines
+    def _refusal(self, session: _Session, settings: Settings) -> IntegrityError | None:
+        """What the model's gate has against these settings, known without its weights."""
         try:
-            return Answer.good(line, self._ask(session, line))
-        except Exception as error:  # whatever one line ran into, the others are answered
-            return Answer.failed(line.name, describe(error))
+            session.calibrated.require_gate(settings)
+        except IntegrityError as error:
+            return error
+        return None
+
+    def _load(self, session: _Session) -> Engine:
+        if self._engine is None:
+            self._engine = load_engine(self._settings, session.blueprint, session.store)
+        return self._engine
+
+    def _of(self, line: PromptLine) -> Settings:
+        """The settings with the line's own in their place."""
+        own = {name: Origin("line", name) for name in line.overrides}
+        origins = {**self._settings.origins, **own}
+        return replace(self._settings, **line.overrides, origins=origins)
 
     def __enter__(self) -> Self:
         return self
@@ -132,13 +164,11 @@ class LineRunner:
     ) -> None:
         self._stack.close()
 
-    def _ask(self, session: _Session, line: PromptLine) -> AskResult:
+    def _ask(
+        self, session: _Session, engine: Engine, settings: Settings, line: PromptLine
+    ) -> AskResult:
         from engine.prompt import lay_out
 
-        own = {name: Origin("line", name) for name in line.overrides}
-        origins = {**self._settings.origins, **own}
-        settings = replace(self._settings, **line.overrides, origins=origins)
-        engine = session.engine
         began = time.perf_counter()
         chunks = _chunks(session.chooser, settings, line)
         chosen = time.perf_counter()
@@ -176,7 +206,7 @@ class LineRunner:
         """The model's template around another system prompt."""
         from engine.template import PromptTemplate
 
-        blueprint = self.open().engine.blueprint
+        blueprint = self._open().blueprint
         if system is None or system == self._settings.system:
             return blueprint.template
         return PromptTemplate.load(

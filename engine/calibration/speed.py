@@ -1,5 +1,6 @@
 """How fast a model computes and its KV comes."""
 
+import os
 import platform
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.machine import this_machine
+from engine.threads import thread_count
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,15 @@ class Speed:
     def load_s(self, tokens: int, bandwidth: float) -> float:
         """Seconds a layer's KV of so many tokens takes to come, at bytes a second."""
         return tokens * self.token_layer_bytes / bandwidth
+
+    def holds(self, device: torch.device, threads: int | None) -> bool:
+        """Whether it was measured on this machine's device and, where threads compute, with as
+        many as an engine loaded with `threads` has."""
+        if self.machine != here(device):
+            return False
+        present = torch.get_num_threads()
+        count = thread_count(threads, present, this_machine(), os.environ)
+        return device.type != "cpu" or self.threads == count
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Speed":

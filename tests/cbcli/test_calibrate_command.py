@@ -47,9 +47,12 @@ def world(made: tuple[World, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def given(monkeypatch: pytest.MonkeyPatch, checks: list[GateCheck]) -> None:
     def speed(engine: Any, folder: Path) -> Speed:
+        import torch
+
         from engine.calibration.speed import here
 
-        return Speed(here(engine.model.device), 1, ((512, 1e3),), 0, 1e-6, 0, 64, 1e12, None)
+        threads = torch.get_num_threads()
+        return Speed(here(engine.model.device), threads, ((512, 1e3),), 0, 1e-6, 0, 64, 1e12, None)
 
     monkeypatch.setattr("engine.calibration.gate.gate_checks", lambda engine: iter(checks))
     monkeypatch.setattr("engine.calibration.speed_probe.measure_speed", speed)
@@ -122,7 +125,13 @@ def test_a_gate_that_fails_is_exit_4_and_stops_blending(
         assert "declared RoPE" in refused["message"]
     world.json("ask", QUESTION, "--mode", "full")
     world.json("ask", QUESTION, "--mode", "prefix")
-    assert world.json("ask", QUESTION, "--force")["ratios"] == [0.16]
+    forced = world("ask", QUESTION, "--force", "--json", "-v")
+    assert json.loads(forced.stdout)["ratios"] == [0.16]
+    overruled = [line for line in forced.stderr.splitlines() if "overruled" in line]
+    assert len(overruled) == 1
+    assert "declared RoPE" in json.loads(overruled[0])["warning"]["message"]
+    assert "no calibration" not in forced.stderr
+    assert "no calibration" not in world("ask", QUESTION, "--force", "-v").stderr
     line = json.dumps({"question": QUESTION})
     answers = world("run", "-", input=line)
     assert answers.exit_code == 1
@@ -342,6 +351,150 @@ def test_flags_that_do_not_go_together(world: World) -> None:
     world.error("calibrate", "--target-kl", "0", code=2)
     world.error("calibrate", "--questions", "nowhere.json", code=3)
     world.error("calibrate", "--policies", "explicit", code=2)
+
+
+def test_run_finds_a_failed_gate_before_the_weights(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, BAD)
+    assert world("calibrate").exit_code == 4
+    lines = "\n".join(json.dumps({"question": QUESTION}) for _ in range(2))
+    with monkeypatch.context() as patch:
+        measures_nothing(patch)
+        result = world("run", "-", input=lines)
+    assert result.exit_code == 1
+    errors = [json.loads(line)["error"]["message"] for line in result.stdout.splitlines()]
+    assert ["declared RoPE" in error for error in errors] == [True, True]
+    mixed = [{"question": QUESTION}, {"question": QUESTION, "mode": "full"}]
+    result = world("run", "-", input="\n".join(map(json.dumps, mixed)))
+    assert ["error" in json.loads(line) for line in result.stdout.splitlines()] == [True, False]
+    result = world("run", "-", "--force", input=lines)
+    assert result.exit_code == 0
+    assert result.stderr.count("overruled") == 1
+
+
+def test_run_over_devices_says_once_what_is_wrong(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"question": QUESTION})
+    profile_file(calibrated).write_text("{")
+    result = calibrated("run", "-", "--devices", "cpu,cpu", input=line)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("fp32-cpu.json is damaged") == 1
+    given(monkeypatch, BAD)
+    calibrated("calibrate")
+    result = calibrated("run", "-", "--devices", "cpu,cpu", "--force", input=line)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("overruled") == 1
+    assert calibrated("run", "-", "--devices", "cpu,cpu", input=line).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "hint"),
+    [
+        (("--transfer",), "with --transfer", "transfer"),
+        (("--check-layer", "2"), "at check layer 2", "--policies key --check-layer 2"),
+        (("--check-layer", "1", "--check-layer", "2"), "at check layers 1, 2", "one"),
+    ],
+)
+def test_what_was_measured_otherwise_is_not_calibrated(
+    calibrated: World, args: tuple[str, ...], said: str, hint: str
+) -> None:
+    for wanted in (("--target-kl", "0.05"), ("--ratio", "auto")):
+        error = calibrated.error("ask", QUESTION, *wanted, *args, code=2)
+        assert f"policy key isn't calibrated {said}" in error["message"]
+        assert hint in error["hint"]
+    chosen = calibrated.json("ask", QUESTION, *args)
+    assert (chosen["policy"], set(chosen["ratios"])) == ("question", {0.16})
+    assert f"isn't calibrated {said}" in calibrated("ask", QUESTION, *args, "-v").stderr
+
+
+def test_what_is_as_it_was_measured_is_calibrated(calibrated: World) -> None:
+    for args in (("--no-transfer",), ("--check-layer", "1")):
+        assert choice(calibrated, *args) == ("key", [0.3])
+        assert choice(calibrated, *args, "--target-kl", "0.05") == ("key", [0.3])
+
+
+def test_check_layers_of_a_policy_that_needs_none(calibrated: World) -> None:
+    """One changes nothing; at several the policy chooses several times."""
+    asked = ("--policy", "random", "--target-kl", "0.05")
+    assert choice(calibrated, *asked, "--check-layer", "2") == ("random", [0.3])
+    layers = ("--check-layer", "1", "--check-layer", "2")
+    assert "layers 1, 2" in calibrated.error("ask", QUESTION, *asked, *layers, code=2)["message"]
+
+
+def rewrite(world: World, **changed: Any) -> None:
+    """Profile with other values."""
+    value = json.loads(profile_file(world).read_text())
+    profile_file(world).write_text(json.dumps(value | changed))
+
+
+def test_another_versions_calibration_does_not_count(calibrated: World) -> None:
+    rewrite(calibrated, version="0.0.1")
+    assert choice(calibrated) == ("question", [0.16])
+    said = calibrated("ask", QUESTION, "-v").stderr
+    assert "calibrated by another version (0.0.1): calibrate again" in said
+    assert "version" not in calibrated("ask", QUESTION).stderr
+    for wanted in (("--target-kl", "0.05"), ("--ratio", "auto")):
+        error = calibrated.error("ask", QUESTION, *wanted, code=2)
+        assert "another version (0.0.1)" in error["message"]
+    check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+    assert "another version (0.0.1): calibrate again" in check["found"]
+    result = calibrate(calibrated, "--task", "summary")
+    assert [task["task"] for task in result["tasks"]] == ["summary"]  # no old one under a new name
+
+
+def test_a_gate_that_failed_with_another_version_is_only_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, BAD)
+    world("calibrate")
+    rewrite(world, version="0.0.1")
+    result = world("ask", QUESTION)
+    assert result.exit_code == 0
+    (warning,) = (line for line in result.stderr.splitlines() if line.startswith("warning:"))
+    assert "another version (0.0.1): declared RoPE" in warning
+    check = next(c for c in doctor(world) if c["name"] == "calibration")
+    assert (check["state"], "declared RoPE" in check["found"]) == ("warn", True)
+
+
+def test_a_speed_with_other_threads_does_not_count(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = json.loads(profile_file(calibrated).read_text())["speed"]
+    threads = str(speed["threads"])
+    assert choice(calibrated, "--ratio", "auto", "--threads", threads) == ("key", [0.3])
+    rewrite(calibrated, speed=speed | {"threads": speed["threads"] + 1})
+    error = calibrated.error("ask", QUESTION, "--ratio", "auto", "--threads", threads, code=2)
+    assert "threads" in error["message"]
+    assert choice(calibrated) == ("key", [0.3])  # needs no speed
+
+    def measured(*args: Any) -> Speed:
+        return Speed(speed["machine"], 1, ((512, 1e3),), 0, 3e-6, 0, 64, 1e12, None)
+
+    monkeypatch.setattr("cbcli.commands.calibrate._speed", measured)
+    table = calibrated.json("calibrate", "--device-table", "--threads", threads)
+    assert table["cells"][0]["recompute_s"] > 2e-6 * 0.05 * 4040  # measured anew
+
+
+def test_the_audit_log_is_read_again_only_where_it_changed(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.audit import AuditLog
+
+    read, times = AuditLog.records, []
+
+    def counted(log: AuditLog) -> Any:
+        times.append(1)
+        return read(log)
+
+    monkeypatch.setattr(AuditLog, "records", counted)
+    lines = "\n".join(json.dumps({"question": QUESTION}) for _ in range(6))
+    assert calibrated("run", "-", "--ratio", "auto", input=lines).exit_code == 0
+    assert len(times) == 1
+    times.clear()
+    assert calibrated("run", "-", "--ratio", "auto", "--audit", "3", input=lines).exit_code == 0
+    assert len(times) == 3  # before the first, and after the first and the fourth
 
 
 def test_ratios_that_leave_nothing_to_measure_are_refused_at_once(
