@@ -18,31 +18,19 @@ from cache_store.database import (
     check_files,
     connect_read_only,
     guarded,
+    is_writable,
     patiently,
     prepare_file,
     start_anew,
 )
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
+from cache_store.schema import VERSION, bring_up, version_of
 
 CATALOG_NAME = "catalog.db"
 MIN_PREFIX = 4
 _AT_ONCE = 500  # values in one query
 
-_VERSION = 1
-_SCHEMA = (
-    "CREATE TABLE document (source TEXT PRIMARY KEY, digest TEXT NOT NULL, settings TEXT NOT NULL,"
-    " chunks INTEGER NOT NULL, tokens INTEGER NOT NULL, ingested_at REAL NOT NULL,"
-    " place INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE chunk (source TEXT NOT NULL, ordinal INTEGER NOT NULL, chunk_id TEXT NOT NULL,"
-    " text TEXT NOT NULL, tokens INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,"
-    " PRIMARY KEY (source, ordinal))",
-    "CREATE INDEX chunk_by_id ON chunk (chunk_id)",
-    "CREATE TABLE model (fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE revision (value INTEGER NOT NULL)",
-    "INSERT INTO revision VALUES (0)",
-    f"PRAGMA user_version = {_VERSION}",
-)
 _CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
 
 
@@ -117,32 +105,29 @@ class Catalog:
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
         # Names of files may hold what isn't UTF-8; it comes back as it was given.
         self._db.text_factory = _decoded
-        self._prepare()
+        self._prepare(read_only)
 
-    def _prepare(self) -> None:
-        version, tables = self._state()
-        if version == 0 and tables == 0:
-            with self._writing(count=False):
-                version, tables = self._state()  # another process may have been making it
-                if version == 0 and tables == 0:
-                    for statement in _SCHEMA:
-                        self._db.execute(statement)
-                    version = _VERSION
-        if version != _VERSION:
+    def _prepare(self, read_only: bool) -> None:
+        version = version_of(self._db)
+        if version is not None and version < VERSION and not read_only:
+            with self.writing(count=False):
+                version = version_of(self._db)  # another process may have been at it
+                if version is not None and version < VERSION:
+                    bring_up(self._db, version)
+                    version = VERSION
+        if version == 0 and read_only:  # one that was never written
+            bring_up(self._db, 0)
+        elif version != VERSION:
+            older = version is not None and version < VERSION
             raise IntegrityError(
-                f"{self.path} has catalog version {version}, this is {_VERSION}",
-                start_anew(self.path),
+                f"{self.path} has catalog version {version}, this is {VERSION}",
+                "make its folder writable and use it once" if older else start_anew(self.path),
             )
 
-    def _state(self) -> tuple[int, int]:
-        """The version and the number of tables, of one moment: one query, not two."""
-        ((version, tables),) = self._db.execute(
-            "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
-        )
-        return version, tables
-
     @contextlib.contextmanager
-    def _writing(self, *, count: bool = True) -> Iterator[sqlite3.Connection]:
+    def writing(self, *, count: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction: all that is written within happens or none of it. count: as a change of
+        documents or models, which `revision` tells of."""
         with self._lock, guarded(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -154,14 +139,15 @@ class Catalog:
                 if self._db.in_transaction:
                     self._db.rollback()
 
-    def _ask(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows that answer a query."""
         with self._lock, guarded(self.path):
             return self._db.execute(sql, values).fetchall()
 
     @property
     def revision(self) -> int:
         """A number that changes with every write."""
-        return int(self._ask("SELECT value FROM revision")[0][0])
+        return int(self.ask("SELECT value FROM revision")[0][0])
 
     # Documents.
 
@@ -180,7 +166,7 @@ class Catalog:
         # Once in the log and once in the database, with their indexes.
         self._make_room(2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16)
         tokens = sum(chunk.tokens for chunk in chunks)
-        with self._writing() as db:
+        with self.writing() as db:
             found = db.execute(
                 "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
             ).fetchall()
@@ -188,7 +174,12 @@ class Catalog:
                 found = db.execute("SELECT coalesce(max(place), 0) + 1 FROM document").fetchall()
             db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
             db.execute(
-                "INSERT OR REPLACE INTO document VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO document (source, digest, settings, chunks, tokens, ingested_at,"
+                " place) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (source) DO UPDATE SET"
+                " digest = excluded.digest, settings = excluded.settings,"
+                " chunks = excluded.chunks, tokens = excluded.tokens,"
+                " ingested_at = excluded.ingested_at",
                 (_raw(source), digest, settings, len(rows), tokens, time.time(), found[0][0]),
             )
             db.executemany(
@@ -198,11 +189,11 @@ class Catalog:
             )
         with guarded(self.path):
             if self.path.with_name(self.path.name + "-wal").stat().st_size > WAL_ALLOWANCE:
-                self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+                self.ask("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def remove_document(self, source: str) -> bool:
         """Forgets a document and its chunks; whether there was one."""
-        with self._writing() as db:
+        with self.writing() as db:
             db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
             gone = db.execute(
                 "DELETE FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
@@ -220,8 +211,7 @@ class Catalog:
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
         columns = "source, digest, settings, chunks, tokens, ingested_at"
         return [
-            DocumentInfo(*row)
-            for row in self._ask(f"SELECT {columns} FROM document {rest}", values)
+            DocumentInfo(*row) for row in self.ask(f"SELECT {columns} FROM document {rest}", values)
         ]
 
     # Chunks.
@@ -280,14 +270,14 @@ class Catalog:
         for start in range(0, len(wanted), _AT_ONCE):
             some = wanted[start : start + _AT_ONCE]
             marks = ",".join("?" * len(some))
-            rows = self._ask(f"SELECT chunk_id FROM chunk WHERE chunk_id IN ({marks})", some)
+            rows = self.ask(f"SELECT chunk_id FROM chunk WHERE chunk_id IN ({marks})", some)
             known.update(row[0] for row in rows)
         return known
 
     def _chunks(self, rest: str, values: Sequence[object]) -> list[ChunkInfo]:
         return [
             ChunkInfo(*row)
-            for row in self._ask(
+            for row in self.ask(
                 f"SELECT {_CHUNK_COLUMNS} FROM chunk JOIN document USING (source) {rest}", values
             )
         ]
@@ -297,18 +287,18 @@ class Catalog:
     def name_model(self, fingerprint: str, name: str) -> None:
         """Remembers what a model is called."""
         if self.model_name(fingerprint) != name:
-            with self._writing() as db:
+            with self.writing() as db:
                 db.execute("INSERT OR REPLACE INTO model VALUES (?, ?)", (fingerprint, name))
 
     def model_name(self, fingerprint: str) -> str | None:
         """The name a model was last given."""
-        rows = self._ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
+        rows = self.ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
         return str(rows[0][0]) if rows else None
 
     def check(self) -> str:
         """What SQLite finds wrong with the file; empty if nothing."""
         try:
-            found = self._ask("PRAGMA quick_check(1)")
+            found = self.ask("PRAGMA quick_check(1)")
         except IntegrityError as error:
             return error.message
         return "" if found == [("ok",)] else f"{self.path.name}: {found[0][0]}"
@@ -319,15 +309,20 @@ class Catalog:
 
 
 def _connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection to a catalog that cannot be written; an empty one where none was made."""
+    """A connection to a catalog that cannot be written; an empty one where none was made. One of
+    an older version is brought up first, where that can be."""
     if path.exists():
         connection = connect_read_only(path)
         try:
-            made = connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+            version = version_of(connection)
         except BaseException:
             connection.close()
             raise
-        if made:
+        if version and version < VERSION and is_writable(path.parent):
+            connection.close()
+            Catalog(path, read_only=False).close()
+            connection = connect_read_only(path)
+        if version != 0:
             return connection
         connection.close()
     return _connect(":memory:")

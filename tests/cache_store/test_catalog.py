@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_store import schema
 from cache_store.catalog import Catalog, ChunkText
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
@@ -190,6 +191,33 @@ def test_another_catalog_version_is_refused(tmp_path: Path) -> None:
     for read_only in (True, False):
         with pytest.raises(IntegrityError, match="catalog version 7"):
             Catalog(tmp_path / "catalog.db", read_only=read_only)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_catalog_of_version_1_is_brought_up(tmp_path: Path, read_only: bool) -> None:
+    path = tmp_path / "catalog.db"
+    connection = sqlite3.connect(path)
+    for statement in schema._VERSION_1:
+        connection.execute(statement)
+    connection.execute("PRAGMA user_version = 1")
+    connection.execute("INSERT INTO document VALUES ('a.md', 'd', '{}', 1, 3, 5.0, 1)")
+    connection.execute("INSERT INTO chunk VALUES ('a.md', 0, 'c', 'text', 3, 0, 4)")
+    connection.commit()
+    connection.close()
+    catalog = Catalog(path, read_only=read_only)
+    assert [d.source for d in catalog.documents()] == ["a.md"]
+    assert [c.text for c in catalog.chunks("a.md")] == ["text"]
+    assert catalog.ask("SELECT pinned, size, mtime_ns FROM document") == [(0, -1, 0)]
+    assert catalog.ask("SELECT count(*) FROM counter") == [(0,)]
+    catalog.close()
+
+
+def test_a_pin_outlasts_replacing(catalog: Catalog) -> None:
+    catalog.replace_document("a", "1", "{}", cut("one"))
+    with catalog.writing() as db:
+        db.execute("UPDATE document SET pinned = 1")
+    catalog.replace_document("a", "2", "{}", cut("two"))
+    assert catalog.ask("SELECT pinned, digest, place FROM document") == [(1, "2", 1)]
 
 
 def test_altered_text_is_refused(catalog: Catalog) -> None:
