@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from cache_store.catalog import CATALOG_NAME, Catalog
+from cache_store.counters import Counters
 from cache_store.database import guarded, is_writable
 from cache_store.entry import (
     EntryHeader,
@@ -64,6 +65,7 @@ class ChunkStore:
         except BaseException:
             self._index.close()
             raise
+        self.counters = Counters(self.catalog, read_only=read_only)
         self.journal = Journal(path, read_only=read_only, make_room=self._space.make_room)
 
     @classmethod
@@ -401,7 +403,8 @@ class ChunkStore:
         )
 
     def close(self) -> None:
-        """Gives the databases back."""
+        """Writes what was counted, and gives the databases back."""
+        self.counters.flush()
         self.catalog.close()
         self._index.close()
 
