@@ -5,33 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from cache_store.catalog import CATALOG_NAME, Catalog
-from cache_store.counters import Counters
 from cache_store.database import guarded, is_writable
-from cache_store.entry import (
-    EntryHeader,
-    EntryReader,
-    predicted_file_bytes,
-    read_header,
-    write_entry,
-)
-from cache_store.errors import (
-    DamagedEntry,
-    IntegrityError,
-    NotFoundError,
-    StoreFullError,
-    UsageError,
-)
-from cache_store.group import Group, ranked, shared_length
-from cache_store.index import EntryRow, Index
-from cache_store.journal import Journal, journal_files
-from cache_store.keys import KVSpec, entry_key, group_key
+from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
+from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, UsageError
+from cache_store.group import Group
+from cache_store.index import Index
+from cache_store.keys import KVSpec
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
+from cache_store.reading import ReadableStore
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
-from cache_store.space import ROW_HEADROOM, Space, round_up
+from cache_store.space import ROW_HEADROOM, round_up
 from cache_store.verify import verify_store
 
 __all__ = ["ChunkStore", "EntryInfo", "Match", "Problem", "StoreStats", "VerifyReport"]
@@ -40,7 +25,7 @@ _ROW_BYTES = 1536  # an entry's rows in the index, its context aside
 _ID_DIGITS = 64
 
 
-class ChunkStore:
+class ChunkStore(ReadableStore):
     """One folder with the KV of chunks, behind different contexts and for different models, and
     the catalog of the documents they come from; `journal` is the log of what was audited.
 
@@ -49,24 +34,6 @@ class ChunkStore:
     is never returned: `find` passes over it and says so in `damaged`, `open_entry` raises
     DamagedEntry.
     """
-
-    def __init__(self, path: Path, *, read_only: bool, limit_bytes: int | None) -> None:
-        self.path = path
-        self.read_only = read_only
-        self.damaged: list[str] = []
-        self._passed_over: set[str] = set()
-        self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
-        databases = (self._index.path, path / CATALOG_NAME)
-        self._space = Space(path, self._index, databases, journal_files(path))
-        try:
-            self.catalog = Catalog(
-                path / CATALOG_NAME, read_only=read_only, make_room=self._space.make_room
-            )
-        except BaseException:
-            self._index.close()
-            raise
-        self.counters = Counters(self.catalog, read_only=read_only)
-        self.journal = Journal(path, read_only=read_only, make_room=self._space.make_room)
 
     @classmethod
     def open(
@@ -101,98 +68,6 @@ class ChunkStore:
             if limit_bytes is None and not read_only:
                 limit_bytes = default_limit(root)  # counts only where the index is made anew
         return cls(root, read_only=read_only, limit_bytes=limit_bytes)
-
-    # Finding and reading.
-
-    def find(
-        self,
-        spec: KVSpec,
-        token_ids: Sequence[int],
-        context: Sequence[int],
-        *,
-        regime: str = "",
-        strict_context: Sequence[int] | None = None,
-    ) -> Match | None:
-        """The entry that fits a chunk best, or None.
-
-        context: all token ids before the chunk in the prompt. An exact entry is preferred, then
-        the longest shared context. strict_context: entries computed behind any other context are
-        refused. Damaged entries are passed over and named in `damaged`.
-        """
-        ids = tuple(token_ids)
-        group_id = group_key(spec, ids)
-        try:
-            group = self._index.group(group_id)
-        except IntegrityError as error:
-            self._report(error)
-            return None
-        for member in ranked(group.members if group else (), context, regime, strict_context):
-            header = self._sound_header(member.key)
-            if header is None:
-                continue
-            found = (header.spec, header.token_ids, header.context, header.regime)
-            if found != (spec, ids, member.context, member.regime):
-                self._report(DamagedEntry(f"entry {member.key[:12]} holds another chunk"))
-                continue
-            return Match(
-                key=member.key,
-                nbytes=header.file_bytes,
-                shared=shared_length(member.context, context),
-                exact=member.regime == regime and member.context == tuple(context),
-                context=member.context,
-                regime=member.regime,
-            )
-        return None
-
-    def contains(
-        self, spec: KVSpec, token_ids: Sequence[int], context: Sequence[int], regime: str = ""
-    ) -> bool:
-        """Whether there is a sound entry of this chunk behind exactly this context."""
-        key = entry_key(group_key(spec, token_ids), context, regime)
-        header = self._sound_header(key)
-        return header is not None and header.key == key
-
-    def open_entry(self, key: str) -> EntryReader:
-        """An entry's reader; until it is closed the entry isn't evicted by this process.
-
-        Raises NotFoundError where there is no such entry and DamagedEntry where it can't be used.
-        """
-        try:
-            row = self._index.entry(key)
-        except IntegrityError as error:
-            raise DamagedEntry(error.message, error.hint) from error
-        if row is None:
-            raise NotFoundError(f"no entry {key[:12]} in the store at {self.path}")
-        self._space.hold((key,))
-        try:
-            reader = EntryReader(row.path, on_close=lambda: self._space.let_go((key,)))
-        except BaseException:
-            self._space.let_go((key,))
-            raise
-        if reader.header.key != key:
-            reader.close()
-            raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
-        if not self.read_only:
-            self._index.touch(key)
-        return reader
-
-    def _sound_header(self, key: str) -> EntryHeader | None:
-        """The header of an entry whose file is there, whole and readable; layers unchecked."""
-        if key in self._passed_over:
-            return None
-        try:
-            row = self._index.entry(key)
-            return read_header(row.path) if row else None
-        except IntegrityError as error:
-            # An entry evicted between the two steps isn't damaged.
-            if isinstance(error, DamagedEntry) and self._index.entry(key) is None:
-                return None
-            self._report(error)
-            return None
-
-    def _report(self, error: IntegrityError) -> None:
-        if error.message not in self.damaged:
-            self.damaged.append(error.message)
 
     # Writing.
 
@@ -311,16 +186,6 @@ class ChunkStore:
                 f"set it: cacheblend store limit {size_with_slack(needed)}",
             )
 
-    def used_bytes(self) -> int:
-        """Bytes on disk of everything beneath the store's folder, as `du` counts them."""
-        with guarded(self.path):
-            return self._space.used()
-
-    @property
-    def limit(self) -> int:
-        """The size limit in bytes."""
-        return self._index.limit
-
     def set_limit(self, limit_bytes: int) -> None:
         """Sets the limit; a smaller one evicts entries until the store fits.
 
@@ -339,33 +204,6 @@ class ChunkStore:
 
     # Looking over the whole.
 
-    def entries(self) -> Iterator[EntryInfo]:
-        """All entries, in the order they were stored; rows that can't be read are left out."""
-        if not self.read_only:
-            self._index.flush()
-        groups = {key: group for key, group in self._index.groups() if isinstance(group, Group)}
-        for row in self._index.entries():
-            if not isinstance(row, EntryRow) or (group := groups.get(row.group)) is None:
-                continue
-            member = next((m for m in group.members if m.key == row.key), None)
-            if member is not None:
-                yield EntryInfo(
-                    key=row.key,
-                    spec=group.spec,
-                    tokens=group.tokens,
-                    context_tokens=len(member.context),
-                    regime=member.regime,
-                    nbytes=row.size,
-                    stored_at=row.stored_at,
-                    used_at=row.used_at,
-                    hits=row.hits,
-                    chunk_id=group.chunk_id,
-                )
-
-    def keys_of_chunk(self, chunk_id: str) -> list[str]:
-        """Keys of the entries that were stored under the id of a chunk's text."""
-        return [m.key for group in self._index.groups_of(chunk_id) for m in group.members]
-
     def verify(
         self, repair: bool = False, on_bytes: Callable[[int], None] = lambda done: None
     ) -> VerifyReport:
@@ -379,45 +217,6 @@ class ChunkStore:
         return verify_store(
             self.path, self._index, self._space, self.catalog, repair=repair, on_bytes=on_bytes
         )
-
-    def stats(self) -> StoreStats:
-        """The store in numbers."""
-        entries = list(self.entries())
-        documents = self.catalog.documents()
-        models = {entry.spec.model for entry in entries}
-        return StoreStats(
-            path=str(self.path),
-            limit=self.limit,
-            used=self.used_bytes(),
-            entries=len(entries),
-            chunks=len({entry.chunk_id for entry in entries} - {""}),
-            entry_bytes=sum(entry.nbytes for entry in entries),
-            entry_tokens=sum(entry.tokens for entry in entries),
-            documents=len(documents),
-            document_chunks=sum(document.chunks for document in documents),
-            document_tokens=sum(document.tokens for document in documents),
-            models=tuple(sorted(self.catalog.model_name(m) or m for m in models)),
-            hits=sum(entry.hits for entry in entries),
-            oldest_use=min((entry.used_at for entry in entries), default=None),
-            newest_use=max((entry.used_at for entry in entries), default=None),
-        )
-
-    def close(self) -> None:
-        """Writes what was counted, and gives the databases back."""
-        self.counters.flush()
-        self.catalog.close()
-        self._index.close()
-
-    def __enter__(self) -> ChunkStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def size_with_slack(needed: int) -> int:
