@@ -65,10 +65,14 @@ class Deviations:
 class LayerSpan:
     """Seconds of one layer.
 
-    start_s: since the prefill's start, when its computing began; load_s: reading its KV, in
-    whichever thread, beginning at load_start_s; stall_s: waiting for it; rotate_s: placing it in
-    the KV cache; score_s: scoring and selecting, or the question reading; recompute_s: computing
-    tokens. A part that was not in this layer is 0.
+    start_s: since the prefill's start, when its tokens' turn to be computed came; load_s: reading
+    its KV, in whichever thread, beginning at load_start_s; stall_s: waiting for it; rotate_s:
+    placing it in the KV cache; score_s: scoring and selecting, or the question reading;
+    recompute_s: computing tokens. A part that was not in this layer is 0.
+
+    Stall, rotate, score and recompute follow one another from start_s. Where the question read the
+    stored KV before anything was computed, read_start_s is when it came to this layer, and all but
+    recompute follow from there; None elsewhere.
     """
 
     start_s: float
@@ -78,6 +82,7 @@ class LayerSpan:
     rotate_s: float
     score_s: float
     recompute_s: float
+    read_start_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,10 @@ class Trace:
 
     id: its name, which sorts by time; created: seconds since the epoch; question: as it was asked;
     result: the JSON of `ask --json` (schema 1): model, settings, segments, timings, comparison.
-     attention float32 [layers, n] with
-    attention_layers and attention_positions: how much the question looked at each cached token,
-    where the policy asked it; None elsewhere. deviations: of level `full` alone. bound: the least
+    spans: one a layer, none where the run had no layers of its own. attention float32 [layers, n]
+    with attention_layers and attention_positions: each cached token's share of what the question
+    looked at in a layer, so that a row adds up to 1, where the policy asked it; None elsewhere.
+    deviations: of level `full` alone. bound: the least
     share of full prefill's time by counting operations, None where it isn't known. reference:
     full prefill's answer, where compared; its KL at each token.
     """
