@@ -1,5 +1,6 @@
 """Quality over ratio: the KL that each ratio of a policy leaves, made to fall for looking it up."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
@@ -8,6 +9,7 @@ from typing import Any
 
 RANDOM = "random"  # the policy that others are compared with, and that is never chosen
 STEP = Decimal("0.01")
+ALIKE = 0.05  # share of a speedup that another may lack and count as equal: what timing is good for
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Curve:
                 return (exact - Decimal("1e-9")).quantize(STEP, ROUND_CEILING)
         return Decimal(1)
 
+    def speedup_at(self, ratio: Decimal) -> float | None:
+        """Full prefill's time to first token over that at a ratio, whose time lies between two
+        measured ones in a straight line; None where it isn't known."""
+        wanted = float(ratio)
+        for a, b in pairwise(self.points):
+            if a.ratio <= wanted <= b.ratio:
+                if not all(math.isfinite(p.speedup) and p.speedup > 0 for p in (a, b)):
+                    return None
+                part = (wanted - a.ratio) / (b.ratio - a.ratio)
+                return 1 / ((1 - part) / a.speedup + part / b.speedup)
+        return None
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Curve":
         """Raises KeyError, TypeError or ValueError for what isn't one."""
@@ -68,9 +82,16 @@ class Curve:
 
 
 def best(found: Sequence[Curve], target_kl: float, first: str) -> Curve:
-    """The curve that reaches the target with the smallest ratio; of equal ones policy `first`'s,
-    then the one with the lower KL there. `random` is only compared with."""
+    """The curve whose policy gives the first token soonest at its ratio for the target: of equal
+    quality, the best is the fastest. Of those that are about as fast, and where a speed isn't
+    known, the one with the smallest ratio; of equal ones policy `first`'s, then the one with the
+    lower KL there. `random` is only compared with."""
     chosen = [curve for curve in found if curve.policy != RANDOM] or list(found)
+    speeds = [curve.speedup_at(curve.ratio_for(target_kl)) for curve in chosen]
+    known = [speed for speed in speeds if speed is not None]
+    if len(known) == len(chosen):
+        least = max(known) * (1 - ALIKE)
+        chosen = [curve for curve, speed in zip(chosen, known, strict=True) if speed >= least]
 
     def order(curve: Curve) -> tuple[Decimal, bool, float]:
         ratio = curve.ratio_for(target_kl)

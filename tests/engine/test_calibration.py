@@ -40,9 +40,14 @@ BY_NAME = {tiny.name: tiny for tiny in TINY}
 SPEED = Speed("cpu: here", 2, ((512, 5000.0),), 1e-4, 1e-6, 0.0, 1000, 4e9, 1e9)
 
 
-def curve(policy: str, *kls: float, ratios: tuple[float, ...] = (0, 0.1, 0.2, 1)) -> Curve:
-    points = zip(ratios, kls, falling(kls), strict=True)
-    return Curve(policy, (1,), tuple(Point(r, k, k, k, 0.5, 0.9, 2.0, f) for r, k, f in points))
+def curve(
+    policy: str,
+    *kls: float,
+    ratios: tuple[float, ...] = (0, 0.1, 0.2, 1),
+    speedups: tuple[float, ...] = (2.0,) * 4,
+) -> Curve:
+    points = zip(ratios, kls, speedups, falling(kls), strict=True)
+    return Curve(policy, (1,), tuple(Point(r, k, k, k, 0.5, 0.9, s, f) for r, k, s, f in points))
 
 
 FALLS = curve("value", 0.1, 0.05, 0.03, 0.0)
@@ -90,6 +95,29 @@ def test_the_best_policy_has_the_smallest_ratio_and_is_never_random() -> None:
     same = replace(bad, policy="key")
     assert best([bad, same], 0.02, "key").policy == "key"  # the setting's, where they are equal
     assert best([lucky], 0.02, "value").policy == "random"  # but where there is no other
+
+
+def test_of_equal_quality_the_fastest_policy_is_best() -> None:
+    few = curve("question", 0.1, 0.02, 0.01, 0, speedups=(4.0, 2.0, 1.5, 1.0))
+    many = curve("value", 0.1, 0.05, 0.02, 0, speedups=(4.0, 3.5, 3.0, 1.0))
+    lucky = curve("random", 0.1, 0.001, 0, 0, speedups=(9.0, 9.0, 9.0, 9.0))
+    assert few.ratio_for(0.02) < many.ratio_for(0.02)
+    for found in ([few, many, lucky], [lucky, many, few]):
+        assert best(found, 0.02, "question").policy == "value"
+    # Two runs of the same measurement differ by some percent: that decides nothing.
+    for slower in (2.0, 1.95, 2.05):
+        alike = curve("value", 0.1, 0.05, 0.02, 0, speedups=(4.0, 3.0, slower, 1.0))
+        assert best([alike, few], 0.02, "value").policy == "question"
+    for unknown in (0.0, float("nan"), float("inf")):
+        speeds = curve("value", 0.1, 0.05, 0.02, 0, speedups=(4.0, unknown, 3.0, 1.0))
+        assert best([speeds, few], 0.02, "value").policy == "question"
+
+
+def test_times_lie_on_a_straight_line_between_ratios() -> None:
+    found = curve("value", 0.1, 0.05, 0.02, 0, speedups=(8.0, 4.0, 2.0, 1.0))
+    assert found.speedup_at(Decimal("0.1")) == pytest.approx(4)
+    assert found.speedup_at(Decimal("0.05")) == pytest.approx(1 / ((1 / 8 + 1 / 4) / 2))
+    assert found.speedup_at(Decimal(1)) == pytest.approx(1)
 
 
 # Profiles
