@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cache_store.errors import CacheblendError, IntegrityError
 from cbcli.calibrated import by_version, this_version
 from cbcli.checks import LARGEST_HASHED, Check
+from cbcli.session import FINGERPRINTS
 from cbcli.settings import Settings, data_root
 from engine import library
 
@@ -22,18 +23,20 @@ def check_calibration(settings: Settings) -> Iterator[Check]:
     if info.config is None or info.problem:
         return
     from engine.calibration.profile import FOLDER, Subject, places_of, read_profile
-    from engine.fingerprint import model_fingerprint
+    from engine.fingerprint import known_fingerprint, model_fingerprint
     from engine.model import choose_device, choose_dtype
 
     name = settings.model
-    if info.nbytes > LARGEST_HASHED:
+    fingerprint = known_fingerprint(info.path, info.config, data_root() / FINGERPRINTS)
+    if fingerprint is None and info.nbytes > LARGEST_HASHED:
         there = "files" if (info.path / FOLDER).is_dir() else "no files"
         said = f"{name}: {there} in its folder; not read, that takes reading all of the model"
         yield Check("calibration", "ok", said)
         return
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, info.config.dtype, device)
-    subject = Subject(model_fingerprint(info.path, info.config), dtype, device.type)
+    fingerprint = fingerprint or model_fingerprint(info.path, info.config)
+    subject = Subject(fingerprint, dtype, device.type)
     try:
         profile = read_profile(subject, places_of(info.path, subject.model, data_root()))
     except IntegrityError as error:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from engine.blueprint import Blueprint
     from engine.options import BlendOptions, SamplingOptions
 
+FINGERPRINTS = "fingerprints.json"  # in the folder of the user's data: hashes of weights
+
 
 def open_store(settings: Settings) -> ChunkStore:
     """The store the settings name, made where there is none."""
@@ -59,7 +61,7 @@ def open_blueprint(settings: Settings, out: Output) -> Blueprint:
         system=settings.system,
         separator=settings.separator,
         template_date=settings.template_date,
-        memo=data_root() / "fingerprints.json",
+        memo=data_root() / FINGERPRINTS,
         context=settings.context,
     )
 

@@ -19,11 +19,16 @@ def model_fingerprint(model_dir: Path, config: ModelConfig, memo: Path | None = 
     files whose size, inode and times have not changed since.
     """
     files = weight_files(model_dir)
-    digest = blake3()
-    digest.update(json.dumps(computed_facts(config), sort_keys=True).encode())
-    for file_digest in _file_digests(files, memo):
-        digest.update(bytes.fromhex(file_digest))
-    return digest.hexdigest()
+    return _fingerprint(config, _file_digests(files, memo))
+
+
+def known_fingerprint(model_dir: Path, config: ModelConfig, memo: Path) -> str | None:
+    """The same, where `memo` has it; None where the weights would have to be read. Writes
+    nothing."""
+    kept = _read_memo(memo)
+    digests = [kept.get(_identity(file)) for file in weight_files(model_dir)]
+    found = [digest for digest in digests if digest is not None]
+    return _fingerprint(config, found) if len(found) == len(digests) else None
 
 
 def computed_facts(config: ModelConfig) -> dict[str, object]:
@@ -38,6 +43,14 @@ def computed_facts(config: ModelConfig) -> dict[str, object]:
         for name, value in asdict(config).items()
         if name not in ("eos_ids", "dtype") and value != plain[name]
     }
+
+
+def _fingerprint(config: ModelConfig, digests: Iterable[str]) -> str:
+    digest = blake3()
+    digest.update(json.dumps(computed_facts(config), sort_keys=True).encode())
+    for file_digest in digests:
+        digest.update(bytes.fromhex(file_digest))
+    return digest.hexdigest()
 
 
 def _file_digests(files: Iterable[Path], memo: Path | None) -> list[str]:

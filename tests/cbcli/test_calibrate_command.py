@@ -317,6 +317,29 @@ def test_doctor_has_a_line(calibrated: World, monkeypatch: pytest.MonkeyPatch) -
     assert (check["state"], "none for fp32" in check["found"]) == ("ok", True)
 
 
+def test_doctor_hashes_no_weights_that_are_known(
+    calibrated: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo = calibrated.root / "home/fingerprints.json"
+    known = memo.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.fingerprint._file_digests", hashes_nothing)
+        patch.setattr("cbcli.calibration_check.LARGEST_HASHED", 0)  # a large model
+        check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+    assert "key at 0.3" in check["found"]
+    try:
+        memo.write_text("{}")
+        check = next(c for c in doctor(calibrated) if c["name"] == "calibration")
+        assert "key at 0.3" in check["found"]
+        assert memo.read_text() == "{}"  # it changes nothing
+    finally:
+        memo.write_text(known)
+
+
+def hashes_nothing(*args: Any) -> Any:
+    raise AssertionError("the weights were hashed")
+
+
 def test_interrupted_it_leaves_what_was_there(
     calibrated: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
