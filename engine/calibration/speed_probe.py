@@ -93,7 +93,8 @@ def _prompts(where: Ground) -> list[Prompt]:
 def _fit(
     shapes: Sequence[tuple[float, int]], seconds: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Least squares over terms none of which may be below zero; the first that is, is left out."""
+    """Least squares over terms none of which may be below zero: the one furthest below is left out,
+    until none is."""
     terms = np.array([[1.0, n, n * total] for n, total in shapes])
     kept = [0, 1, 2]
     while kept:

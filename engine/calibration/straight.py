@@ -1,7 +1,9 @@
 """The plain way, to compare with: causal attention of chosen tokens over all keys, in float32.
 
-Nothing of placing, planning, kernels or loaders is in it: rotation is worked out from the declared
-frequencies in float64, and the mask is a matrix of absolute positions.
+Nothing of placing, planning, attention's kernels or loaders is in it: rotation is worked out from
+the declared frequencies in float64, and the mask is a matrix of absolute positions. Embedding,
+norms, projections and logits are the decoder's own, with its kernels for float32; what is wrong in
+them alike for all types isn't found by comparing with this.
 """
 
 from collections.abc import Iterator, Sequence
