@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cache_store.catalog import ChunkInfo
     from engine.api import Engine
     from engine.blueprint import Blueprint
+    from engine.calibration.ground import Ground
     from engine.calibration.outcome import Gate
     from engine.calibration.profile import Profile, TaskProfile
     from engine.calibration.speed import Speed
@@ -236,6 +237,7 @@ def _calibrated(
 ) -> Profile:
     """Measures, and writes the profile once all of it is there. Without arms: the gate alone."""
     from engine.api import Engine
+    from engine.calibration.ground import ground
     from engine.calibration.profile import Profile, Subject, places_of, write_profile
     from engine.calibration.speed_probe import measure_speed
 
@@ -243,11 +245,14 @@ def _calibrated(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     profile = _before(out, blueprint) or Profile(subject, this_version(), now)
     engine = Engine.load(blueprint, threads=settings.threads)
-    profile = replace(profile, date=now, gate=_gate(out, engine))
+    with ground(engine) as where:
+        profile = replace(profile, date=now, gate=_gate(out, where))
+        if profile.passed and arms:
+            out.note("measuring the speed", level=1)
+            profile = replace(profile, speed=measure_speed(where, settings.store))
     if profile.passed and arms:
         task = _measured(out, settings, engine, arms, material, prompts, now)
-        out.note("measuring the speed", level=1)
-        profile = replace(profile, speed=measure_speed(engine, settings.store)).with_task(task)
+        profile = profile.with_task(task)
     file = write_profile(profile, places_of(blueprint.path, subject.model, data_root()))
     out.note(f"kept in {file}", level=1)
     return profile
@@ -266,14 +271,14 @@ def _before(out: Output, blueprint: Blueprint) -> Profile | None:
     return None
 
 
-def _gate(out: Output, engine: Engine) -> Gate:
+def _gate(out: Output, where: Ground) -> Gate:
     from engine.calibration.gate import CHECKS, gate_checks
     from engine.calibration.outcome import Gate
 
     checks = []
     with out.progress("checking", unit="checks", total=CHECKS) as progress:
         progress.update(0)
-        for check in gate_checks(engine):
+        for check in gate_checks(where):
             checks.append(check)
             progress.update(len(checks), label=check.name)
     return Gate.of(checks)
@@ -337,12 +342,14 @@ def _show_table(
 
 def _speed(out: Output, settings: Settings, blueprint: Blueprint) -> Speed:
     from engine.api import Engine
+    from engine.calibration.ground import ground
     from engine.calibration.speed_probe import measure_speed
 
     out.note("measuring the speed")
     engine = Engine.load(blueprint, threads=settings.threads)
     try:
-        return measure_speed(engine, settings.store)
+        with ground(engine) as where:
+            return measure_speed(where, settings.store)
     except OSError as error:
         raise CacheblendError(
             f"the speed could not be measured: {error.strerror or error}",

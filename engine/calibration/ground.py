@@ -1,14 +1,12 @@
 """What a model is tried on: the built-in passages as chunks, in a store that goes afterwards."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from cache_store.place import MIN_LIMIT
 from cache_store.store import ChunkStore
 from engine.api import Engine
+from engine.bench.layout import temporary_store
 from engine.calibration.texts import PASSAGES
 from engine.precompute import ChunkWriter
 from engine.prefill import Prefiller
@@ -33,21 +31,15 @@ class Ground:
 
 
 @contextmanager
-def ground(engine: Engine, numbers: Sequence[int] | None = None) -> Iterator[Ground]:
-    """Computes the passages of these numbers (default: all) into a temporary store.
+def ground(engine: Engine) -> Iterator[Ground]:
+    """Computes the passages into a temporary store.
 
-    Raises OSError where the system's folder for temporary files takes no store.
+    Raises CacheblendError where the system's folder for temporary files lacks the room, OSError
+    where it takes no store.
     """
     chunks = tuple(engine.chunk(passage.chunk, passage.title) for passage in PASSAGES)
-    wanted = [chunks[n] for n in (range(len(chunks)) if numbers is None else numbers)]
     spec, prefix = engine.spec, engine.template.prefix
-    needed = sum(
-        ChunkStore.predicted_bytes(spec, len(c.token_ids), len(prefix)) for c in wanted
-    ) + ChunkStore.predicted_bytes(spec, len(prefix), 0)
-    with (
-        tempfile.TemporaryDirectory(prefix="cacheblend-calibrate-") as folder,
-        ChunkStore.open(Path(folder) / "store", limit_bytes=2 * needed + MIN_LIMIT) as store,
-    ):
-        if wanted:
-            ChunkWriter(engine.model, store, spec, prefix).write_missing(wanted)
+    tokens = len(prefix) + sum(len(chunk.token_ids) for chunk in chunks)
+    with temporary_store(engine.blueprint, tokens) as store:
+        ChunkWriter(engine.model, store, spec, prefix).write_missing(chunks)
         yield Ground(engine, store, Prefiller(engine.model, store, spec), chunks)

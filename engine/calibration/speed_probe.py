@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.api import Engine
-from engine.calibration.ground import Ground, ground
+from engine.calibration.ground import Ground
 from engine.calibration.speed import Speed, here
 from engine.diskprobe import probe_disk
 from engine.forward import forward
@@ -24,15 +24,15 @@ RUNS = 2  # of which the faster counts
 QUESTION = "What are these texts about?"
 
 
-def measure_speed(engine: Engine, folder: Path) -> Speed:
+def measure_speed(where: Ground, folder: Path) -> Speed:
     """Some seconds of full prefills, blends of the built-in passages, and reading files in the
     folder of the store."""
+    engine = where.engine
     c, spec = engine.model.config, engine.spec
     ids = [token for n in range(4) for token in _some_ids(engine, n)]
     lengths = [n for n in LENGTHS if n < min(c.context, len(ids))] or [min(64, c.context - 1)]
     prefill = tuple((n, n / _fastest(engine, ids[:n])) for n in lengths)
-    with ground(engine) as where:
-        fixed, token, pair = _fit(*_blends(where))
+    fixed, token, pair = _fit(*_blends(where))
     disk = probe_disk(folder)
     return Speed(
         here(engine.model.device),

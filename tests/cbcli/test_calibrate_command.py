@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,15 +48,20 @@ def world(made: tuple[World, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def given(monkeypatch: pytest.MonkeyPatch, checks: list[GateCheck]) -> None:
-    def speed(engine: Any, folder: Path) -> Speed:
+    def speed(where: Any, folder: Path) -> Speed:
         import torch
 
         from engine.calibration.speed import here
 
-        threads = torch.get_num_threads()
-        return Speed(here(engine.model.device), threads, ((512, 1e3),), 0, 1e-6, 0, 64, 1e12, None)
+        place, threads = here(where.engine.model.device), torch.get_num_threads()
+        return Speed(place, threads, ((512, 1e3),), 0, 1e-6, 0, 64, 1e12, None)
 
-    monkeypatch.setattr("engine.calibration.gate.gate_checks", lambda engine: iter(checks))
+    @contextmanager
+    def ground(engine: Any) -> Iterator[Any]:
+        yield SimpleNamespace(engine=engine)
+
+    monkeypatch.setattr("engine.calibration.ground.ground", ground)
+    monkeypatch.setattr("engine.calibration.gate.gate_checks", lambda where: iter(checks))
     monkeypatch.setattr("engine.calibration.speed_probe.measure_speed", speed)
 
 
@@ -88,6 +95,36 @@ def test_calibrate_keeps_a_profile_beside_the_model(world: World) -> None:
         assert fitted == sorted(fitted, reverse=True)
         assert points[-1]["kl"] == pytest.approx(0, abs=1e-9)  # all of it computed
         assert points[0]["kl"] == curves["value"][0]["kl"] > 0
+
+
+def test_the_passages_are_computed_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the gate and the speed together."""
+    from engine.calibration import gate, ground, speed_probe
+
+    open_ground, checks, speed = ground.ground, gate.gate_checks, speed_probe.measure_speed
+    seen: list[tuple[str, Any]] = []
+
+    @contextmanager
+    def counted(engine: Any) -> Iterator[Any]:
+        with open_ground(engine) as where:
+            seen.append(("computed", where))
+            yield where
+        seen.append(("gone", where))
+
+    def checked(where: Any) -> Any:
+        seen.append(("gate", where))
+        return checks(where)
+
+    def measured(where: Any, folder: Path) -> Speed:
+        seen.append(("speed", where))
+        return speed(where, folder)
+
+    monkeypatch.setattr(ground, "ground", counted)
+    monkeypatch.setattr(gate, "gate_checks", checked)
+    monkeypatch.setattr(speed_probe, "measure_speed", measured)
+    calibrate(world)
+    assert [what for what, _ in seen] == ["computed", "gate", "speed", "gone"]
+    assert all(where is seen[0][1] for _, where in seen)
 
 
 def test_the_table_names_the_choice(world: World) -> None:
@@ -345,7 +382,7 @@ def test_interrupted_it_leaves_what_was_there(
 ) -> None:
     before = profile_file(calibrated).read_text()
 
-    def interrupted(engine: Any, folder: Path) -> Speed:
+    def interrupted(where: Any, folder: Path) -> Speed:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("engine.calibration.speed_probe.measure_speed", interrupted)
