@@ -23,12 +23,14 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from engine.evaluation.report import curves
+
     with rc_context({"svg.hashsalt": "cacheblend", "svg.fonttype": "none"}):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
         apart = differences(report.rows)
-        for number, points in enumerate(report.curves()):
+        for number, points in enumerate(curves(report.rows)):
             row = next(row for row in points if row.policy is not None)
             name = " ".join([str(row.policy), *more_text(row, apart)])
             style = _style(row, number)

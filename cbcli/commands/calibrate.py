@@ -294,7 +294,7 @@ def _measured(
     now: str,
 ) -> TaskProfile:
     from engine.calibration.curve import best
-    from engine.calibration.measure import curves
+    from engine.calibration.measure import fitted
     from engine.calibration.profile import TaskProfile
     from engine.calibration.tasks import check_task
     from engine.context import context_kind
@@ -314,7 +314,7 @@ def _measured(
         for result in evaluate(engine, prompts, arms, on_step=step):
             results.append(result)
     target = TARGET_KL if settings.target_kl is None else settings.target_kl
-    found = curves(summarise(arms, results))
+    found = fitted(summarise(arms, results))
     chosen = best(found, target, settings.policy)
     return TaskProfile(
         task=check_task(settings.task),

@@ -1,14 +1,11 @@
-"""Measures curves: every policy at every ratio, over all prompts."""
+"""What to measure for curves, every policy at every ratio, and the curves of what came of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
-from engine.api import Engine
 from engine.calibration.curve import Curve, Point, falling
 from engine.evaluation.arms import Arm, plan_arms
-from engine.evaluation.questions import Question
-from engine.evaluation.report import ArmRow, summarise
-from engine.evaluation.runner import evaluate
+from engine.evaluation.report import ArmRow, curves
 
 RATIOS = tuple(Decimal(r) for r in ("0.05", "0.1", "0.16", "0.2", "0.25", "0.3", "0.5"))
 
@@ -35,31 +32,17 @@ def plan(
     )
 
 
-def measure(
-    engine: Engine,
-    questions: Sequence[Question],
-    arms: Sequence[Arm],
-    on_step: Callable[[str], None] = lambda text: None,
-) -> tuple[Curve, ...]:
-    """A curve for every policy of the arms (see `plan`), over all questions."""
-    return curves(summarise(arms, list(evaluate(engine, questions, arms, on_step=on_step))))
-
-
-def curves(rows: Sequence[ArmRow]) -> tuple[Curve, ...]:
-    """The rows of an evaluation as curves, reuse being every policy's ratio 0."""
-    ends = [row for row in rows if row.policy is None and row.mode in ("reuse", "blend")]
-    lines: dict[tuple[str, tuple[int, ...] | None], list[ArmRow]] = {}
-    for row in rows:
-        if row.policy is not None:
-            lines.setdefault((row.policy, row.check_layers), []).append(row)
-    return tuple(
-        Curve(policy, layers, _points(sorted([*line, *ends], key=lambda row: row.ratio or 0.0)))
-        for (policy, layers), line in lines.items()
-    )
+def fitted(rows: Sequence[ArmRow]) -> tuple[Curve, ...]:
+    """The curves of an evaluation with one context, their KL made to fall."""
+    found = []
+    for line in curves(rows):
+        row = next(row for row in line if row.policy is not None)
+        found.append(Curve(str(row.policy), row.check_layers, _points(line)))
+    return tuple(found)
 
 
 def _points(rows: Sequence[ArmRow]) -> tuple[Point, ...]:
-    fitted = falling([row.kl for row in rows])
+    values = falling([row.kl for row in rows])
     return tuple(
         Point(
             row.ratio or 0.0,
@@ -71,5 +54,5 @@ def _points(rows: Sequence[ArmRow]) -> tuple[Point, ...]:
             row.speedup,
             value,
         )
-        for row, value in zip(rows, fitted, strict=True)
+        for row, value in zip(rows, values, strict=True)
     )

@@ -80,22 +80,20 @@ class Report:
         """Schema 1: plain dicts, lists, numbers and strings, unrounded."""
         return {"schema": 1, **asdict(self)}
 
-    def curves(self) -> list[tuple[ArmRow, ...]]:
-        """For each policy, with its check layers and context, the rows by rising ratio: reuse as
-        its ratio 0 and, where it was evaluated, the one that recomputes everything as its 1."""
-        lines: dict[tuple[object, ...], list[ArmRow]] = {}
-        for row in self.rows:
-            if row.policy is not None:
-                lines.setdefault((row.policy, row.check_layers, row.context), []).append(row)
-        for (_, _, context), line in lines.items():
-            for row in self.rows:
-                everything = row.mode == "blend" and row.policy is None
-                if everything or (row.mode == "reuse" and row.context == context):
-                    line.append(row)
-        return [
-            tuple(sorted(line, key=lambda row: -1 if row.ratio is None else row.ratio))
-            for line in lines.values()
-        ]
+
+def curves(rows: Sequence[ArmRow]) -> list[tuple[ArmRow, ...]]:
+    """For each policy, with its check layers and context, the rows by rising ratio: reuse as its
+    ratio 0 and, where it was evaluated, the one that recomputes everything as its 1."""
+    lines: dict[tuple[object, ...], list[ArmRow]] = {}
+    for row in rows:
+        if row.policy is not None:
+            lines.setdefault((row.policy, row.check_layers, row.context), []).append(row)
+    for (_, _, context), line in lines.items():
+        for row in rows:
+            everything = row.mode == "blend" and row.policy is None
+            if everything or (row.mode == "reuse" and row.context == context):
+                line.append(row)
+    return [tuple(sorted(line, key=lambda row: row.ratio or 0.0)) for line in lines.values()]
 
 
 def summarise(arms: Sequence[Arm], results: Sequence[QuestionResult]) -> tuple[ArmRow, ...]:
