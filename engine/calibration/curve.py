@@ -7,7 +7,8 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 from typing import Any
 
-RANDOM = "random"  # the policy that others are compared with, and that is never chosen
+from engine.policies import RANDOM
+
 STEP = Decimal("0.01")
 ALIKE = 0.05  # share of a speedup that another may lack and count as equal: what timing is good for
 

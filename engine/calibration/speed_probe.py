@@ -14,6 +14,7 @@ from engine.calibration.speed import Speed, here
 from engine.diskprobe import probe_disk
 from engine.forward import forward
 from engine.options import BlendOptions
+from engine.policies import RANDOM
 from engine.prompt import Prompt
 from engine.timing import synchronize
 
@@ -71,7 +72,7 @@ def _blends(where: Ground) -> tuple[list[tuple[float, int]], list[float]]:
     for prompt in _prompts(where):
         length = len(prompt.token_ids)
         for ratio in RATIOS:
-            options = BlendOptions.of(policy="random", ratio=Decimal(ratio), min_tokens=0)
+            options = BlendOptions.of(policy=RANDOM, ratio=Decimal(ratio), min_tokens=0)
             runs = [where.prefill(prompt, options) for _ in range(RUNS)]
             always = sum(
                 len(s.segment.token_ids) for s in runs[0].used if s.status in ("computed", "miss")

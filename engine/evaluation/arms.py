@@ -8,9 +8,7 @@ from typing import Any
 from cache_store.errors import UsageError
 from engine.context import ContextKind, context_kind
 from engine.options import BlendOptions
-from engine.policies import make_policy
-
-RANDOM = "random"
+from engine.policies import RANDOM, make_policy
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from engine.policies.first_k import FirstK
 from engine.policies.hybrid import Hybrid
 from engine.policies.params import brief, only, parse_spec
 from engine.policies.question import Question
-from engine.policies.random import Random
+from engine.policies.random import RANDOM, Random
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ _POLICIES: dict[str, tuple[tuple[str, ...] | None, Callable[[_Given], Policy]]] 
     "question": (("layers", "heads", "weight"), lambda given: Question.of(given.params)),
     "first-k": (("k",), lambda given: FirstK.of(given.params)),
     "hybrid": (None, lambda given: Hybrid.of(given.params, _shareable(given.seed))),
-    "random": ((), lambda given: Random(given.seed)),
+    RANDOM: ((), lambda given: Random(given.seed)),
     "explicit": ((), lambda given: Explicit.of(given.indices)),
 }
 POLICY_NAMES = tuple(_POLICIES)
@@ -85,6 +85,7 @@ def _shareable(seed: int) -> dict[str, Policy]:
 
 __all__ = [
     "POLICY_NAMES",
+    "RANDOM",
     "Candidates",
     "LayerKV",
     "Outputs",

@@ -6,6 +6,8 @@ import torch
 
 from engine.policies.base import Candidates, Policy
 
+RANDOM = "random"
+
 
 @dataclass(frozen=True)
 class Random(Policy):
@@ -15,7 +17,7 @@ class Random(Policy):
     """
 
     seed: int = 0
-    name = "random"
+    name = RANDOM
     amounts = False
 
     def score(self, candidates: Candidates) -> torch.Tensor:
