@@ -5,7 +5,6 @@ The log is in the store's folder. It holds numbers and a hash of each prompt, ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -16,6 +15,7 @@ from blake3 import blake3
 from cache_store.errors import UsageError
 from cache_store.journal import Journal
 from cache_store.keys import pack_ids
+from engine.numbers import is_number
 
 LAST = 100  # audited prompts that a running mean is over
 _VERSION = 1
@@ -151,16 +151,14 @@ def running_kl(
     model: str,
     policy: str,
     *,
-    ratio: float | None = None,
     at_least: float = 0.0,
     dtype: str | None = None,
     last: int = LAST,
 ) -> float | None:
     """Mean KL of the last audited blends of a model (its fingerprint) with a policy, or None.
 
-    ratio: of those alone that chose with this ratio at the last check layer; at_least: with no
-    smaller one; dtype: of those in this type. A log that cannot be read raises as
-    `AuditLog.records` does.
+    at_least: of those alone that chose with no smaller ratio at the last check layer; dtype: of
+    those in this type. A log that cannot be read raises as `AuditLog.records` does.
     """
     found = [
         r.kl_mean
@@ -168,7 +166,6 @@ def running_kl(
         if (r.model, r.mode, r.policy) == (model, "blend", policy)
         and r.ratios
         and r.ratios[-1] >= at_least
-        and (ratio is None or r.ratios[-1] == ratio)
         and (dtype is None or r.dtype == dtype)
     ]
     return fmean(found[-last:]) if found else None
@@ -186,14 +183,10 @@ def _record(line: Any) -> AuditRecord | None:
         all(isinstance(text, str) for text in texts.values())
         and all(type(count) is int and count >= 0 for count in counts.values())
         and isinstance(ratios, list)
-        and all(_is_number(number) for number in (*numbers.values(), *ratios))
-        and (threshold is None or _is_number(threshold))
+        and all(is_number(number) for number in (*numbers.values(), *ratios))
+        and (threshold is None or is_number(threshold))
     ):
         return None
     return AuditRecord(
         **texts, **counts, **numbers, ratios=tuple(map(float, ratios)), threshold=threshold
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

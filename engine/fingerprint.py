@@ -1,14 +1,15 @@
 """A model's identity: what its weights and configuration are, whatever it is called."""
 
 import json
-import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from blake3 import blake3
 
 from engine.config import ModelConfig
+from engine.files import replace_file
 from engine.weights import weight_files
 
 
@@ -92,10 +93,5 @@ def _is_digest(value: object) -> bool:
 
 
 def _write_memo(memo: Path, known: dict[str, str]) -> None:
-    temporary = memo.with_name(f"{memo.name}.{os.getpid()}")
-    try:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(known), "utf-8")
-        temporary.replace(memo)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with suppress(OSError):
+        replace_file(memo, json.dumps(known))

@@ -2,10 +2,10 @@
 
 import json
 import math
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from engine.files import replace_file
 
 LATELY = 0.5  # share of the newest measurement in what is remembered
 MOST = 64  # stores that are remembered
@@ -43,14 +43,5 @@ class Bandwidth:
         return {name: rate for name, rate in items.items() if math.isfinite(rate) and rate > 0}
 
     def _write(self, known: dict[str, float]) -> None:
-        name = ""
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=f".{self._file.name}-")
-            with os.fdopen(handle, "w", encoding="utf-8") as opened:
-                json.dump(known, opened)
-            Path(name).replace(self._file)
-        except OSError:
-            if name:
-                with suppress(OSError):
-                    Path(name).unlink()
+        with suppress(OSError):
+            replace_file(self._file, json.dumps(known))

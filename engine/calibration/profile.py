@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -18,6 +15,7 @@ from engine.calibration.outcome import Gate, GateCheck
 from engine.calibration.speed import Speed
 from engine.calibration.tasks import Task
 from engine.context import ContextKind
+from engine.files import replace_file
 
 SCHEMA = 1
 FOLDER = "calibration"  # below the model's; a model that is copied leaves it behind
@@ -149,9 +147,10 @@ def write_profile(profile: Profile, places: Iterable[Path]) -> Path:
     data = json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n"
     refused: OSError | None = None
     for place in places:
+        file = place / profile.subject.file
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            return _put(place / profile.subject.file, data)
+            replace_file(file, data, synced=True)
+            return file
         except OSError as error:
             refused = error
     raise refused or FileNotFoundError("no folder to keep a calibration in")
@@ -173,22 +172,6 @@ def _read(file: Path) -> Profile:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _put(file: Path, data: str) -> Path:
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(file)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
-    return file
 
 
 def _gate(value: dict[str, Any]) -> Gate:

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from cache_store.errors import UsageError
 from engine.evaluation.runner import ArmResult, QuestionResult
+from engine.numbers import is_number
 
 _HEAD = b'{"evaluation": 1, '  # how a file of ours begins
 
@@ -134,18 +134,14 @@ def _sound(result: QuestionResult) -> bool:
     """Whether its values are of the types, and the numbers finite, as an evaluation makes them."""
     return (
         isinstance(result.name, str)
-        and all(map(_number, (result.tokens, result.forced, result.full_ttft_s)))
+        and all(map(is_number, (result.tokens, result.forced, result.full_ttft_s)))
         and all(
-            all(map(_number, (a.ttft_s, a.kl, a.kl_first, a.top1, a.recomputed, a.cached)))
-            and all(x is None or _number(x) for x in (a.differs_at, a.score))
+            all(map(is_number, (a.ttft_s, a.kl, a.kl_first, a.top1, a.recomputed, a.cached)))
+            and all(x is None or is_number(x) for x in (a.differs_at, a.score))
             and isinstance(a.answer, str | None)
             for a in result.arms
         )
     )
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _shown(value: Any) -> str:

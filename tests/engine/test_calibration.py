@@ -12,7 +12,6 @@ import torch
 
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, UsageError
-from engine.calibration import profile as profiles
 from engine.calibration.bandwidth import Bandwidth
 from engine.calibration.controller import Controller, Prompt, device_table, enough_bandwidth
 from engine.calibration.curve import Curve, Point, best, falling
@@ -228,7 +227,7 @@ def test_a_write_that_breaks_leaves_what_was_there(
     def interrupted(handle: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiles.os, "fsync", interrupted)
+    monkeypatch.setattr("os.fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_profile(replace(profile, version="2"), [tmp_path])
     assert read_profile(profile.subject, [tmp_path]) == profile
