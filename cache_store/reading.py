@@ -16,6 +16,7 @@ from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
 from cache_store.journal import Journal, journal_files
 from cache_store.keys import KVSpec, entry_key, group_key
+from cache_store.misses import MissReason, reason_for_miss
 from cache_store.place import KV_FOLDER
 from cache_store.results import EntryInfo, Match, StoreStats
 from cache_store.space import Space
@@ -30,6 +31,7 @@ class ReadableStore:
         self.read_only = read_only
         self.damaged: list[str] = []
         self._passed_over: set[str] = set()
+        self._damaged_groups: set[str] = set()  # whose entries were met and can't be used
         self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
         databases = (self._index.path, path / CATALOG_NAME)
         self._space = Space(path, self._index, databases, journal_files(path))
@@ -65,11 +67,14 @@ class ReadableStore:
         try:
             group = self._index.group(group_id)
         except IntegrityError as error:
+            self._damaged_groups.add(group_id)
             self._report(error)
             return None
         for member in ranked(group.members if group else (), context, regime, strict_context):
             header = self._sound_header(member.key)
             if header is None:
+                if self._index.entry(member.key) is not None:  # not evicted just now
+                    self._damaged_groups.add(group_id)
                 continue
             found = (header.spec, header.token_ids, header.context, header.regime)
             if found != (spec, ids, member.context, member.regime):
@@ -84,6 +89,16 @@ class ReadableStore:
                 regime=member.regime,
             )
         return None
+
+    def reason_for_miss(
+        self, spec: KVSpec, token_ids: Sequence[int], chunk_id: str, *, strict: bool = False
+    ) -> MissReason:
+        """Why `find` had nothing for a chunk; see `cache_store.misses`."""
+        group = group_key(spec, token_ids)
+        damaged = group in self._damaged_groups
+        return reason_for_miss(
+            self._index, self.catalog, spec, group, chunk_id, damaged=damaged, strict=strict
+        )
 
     def contains(
         self, spec: KVSpec, token_ids: Sequence[int], context: Sequence[int], regime: str = ""
@@ -158,6 +173,7 @@ class ReadableStore:
                     used_at=row.used_at,
                     hits=row.hits,
                     chunk_id=group.chunk_id,
+                    context=member.context,
                 )
 
     def keys_of_chunk(self, chunk_id: str) -> list[str]:

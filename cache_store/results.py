@@ -27,7 +27,8 @@ class Match:
 @dataclass(frozen=True)
 class EntryInfo:
     """One stored entry. nbytes: on disk; times in seconds since the epoch; hits: times opened.
-    chunk_id: of the chunk's text, empty for the prefix and where the writer gave none."""
+    chunk_id: of the chunk's text, empty for the prefix and where the writer gave none; context:
+    the ids it was computed behind."""
 
     key: str
     spec: KVSpec
@@ -39,6 +40,7 @@ class EntryInfo:
     used_at: float
     hits: int
     chunk_id: str = ""
+    context: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

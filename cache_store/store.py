@@ -137,6 +137,7 @@ class ChunkStore(ReadableStore):
                 return 0
             if row is None:
                 return 0
+            self._damaged_groups.add(row.group)  # whoever looks for it now knows why it's gone
             self._space.remove(row)
         return row.size
 

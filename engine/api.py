@@ -10,12 +10,15 @@ import torch
 
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
+from cache_store.misses import MissReason
 from engine.audit import Audit, AuditRecord, prompt_hash
 from engine.blueprint import Blueprint
 from engine.compare import FORCED_TOKENS, Agreement, agreement, first_divergence, reference
 from engine.forward import forward
 from engine.generate import Generated, generate
 from engine.kv_cache import KVCache
+from engine.lookups import account
+from engine.lookups import notes as miss_notes
 from engine.model import DTYPES, Decoder
 from engine.options import BlendOptions, SamplingOptions
 from engine.precompute import ChunkWriter
@@ -205,7 +208,9 @@ class Engine:
             )
         blending = options.mode == "blend"
         audited, notes = self._audited(prompt, run, options, audit, same)
-        notes = run.notes + notes + (self._save_missing(prompt, run.found) if save else ())
+        reasons = account(self.store, self.spec, run.found, strict=options.strict_context)
+        notes = run.notes + notes + miss_notes(reasons, saved=save)
+        notes += self._save_missing(prompt, run.found) if save else ()
         load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
         return AskResult(
             answer=answer.text,
@@ -219,7 +224,7 @@ class Engine:
             transfer=options.transfers,
             check_layers=options.check_layers if blending else (),
             skipped_blend=run.skipped,
-            prompt=_prompt_record(prompt, run.used),
+            prompt=_prompt_record(prompt, run.used, reasons),
             recomputed=Recomputed(
                 len(run.selected),
                 len(run.selected) / run.cached_tokens if run.cached_tokens else 0.0,
@@ -305,7 +310,9 @@ class Engine:
         return ()
 
 
-def _prompt_record(prompt: Prompt, sources: Sequence[Source]) -> PromptRecord:
+def _prompt_record(
+    prompt: Prompt, sources: Sequence[Source], reasons: Sequence[MissReason | None]
+) -> PromptRecord:
     return PromptRecord(
         prompt.token_ids,
         tuple(
@@ -316,8 +323,9 @@ def _prompt_record(prompt: Prompt, sources: Sequence[Source]) -> PromptRecord:
                 s.segment.start,
                 s.segment.end,
                 s.status,
+                reason if s.status == "miss" else None,
             )
-            for s in sources
+            for s, reason in zip(sources, reasons, strict=True)
         ),
     )
 

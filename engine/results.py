@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cache_store.misses import MissReason
 from engine.prompt import SegmentKind
 from engine.sources import Status
 from engine.timing import LayerTime
@@ -18,7 +19,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment's place and where its KV came from."""
+    """A segment's place and where its KV came from; reason: of a miss, see
+    `cache_store.misses`."""
 
     kind: SegmentKind
     chunk_id: str | None
@@ -26,6 +28,7 @@ class SegmentRecord:
     start: int
     end: int
     status: Status
+    reason: MissReason | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from cache_store.counters import Counters
 from cache_store.keys import KVSpec
+from cache_store.misses import MissReason
 from cache_store.store import Match
 from engine.options import Mode
 from engine.prompt import Prompt, Segment
@@ -61,6 +63,13 @@ class KVStore(Protocol):
     def discard(self, key: str) -> Any: ...
 
     def pinned(self, keys: Sequence[str]) -> AbstractContextManager[Any]: ...
+
+    def reason_for_miss(
+        self, spec: KVSpec, token_ids: Sequence[int], chunk_id: str, *, strict: bool = False
+    ) -> MissReason: ...
+
+    @property
+    def counters(self) -> Counters: ...
 
 
 @dataclass(frozen=True)

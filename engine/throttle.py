@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from cache_store.counters import Counters
 from cache_store.keys import KVSpec
+from cache_store.misses import MissReason
 from cache_store.store import Match
 from engine.sources import KVStore, LayerReader
 
@@ -80,6 +82,15 @@ class ThrottledStore:
 
     def pinned(self, keys: Sequence[str]) -> AbstractContextManager[Any]:
         return self._store.pinned(keys)
+
+    def reason_for_miss(
+        self, spec: KVSpec, token_ids: Sequence[int], chunk_id: str, *, strict: bool = False
+    ) -> MissReason:
+        return self._store.reason_for_miss(spec, token_ids, chunk_id, strict=strict)
+
+    @property
+    def counters(self) -> Counters:
+        return self._store.counters
 
 
 class _ThrottledReader:

@@ -19,6 +19,7 @@ from cbcli.chooser import Chooser
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
 from cbcli.output import Output
+from cbcli.present import remember
 from cbcli.session import (
     audit_of,
     blend_options,
@@ -142,7 +143,7 @@ def ask(
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
         blueprint = open_blueprint(settings, out)
-        _ = blueprint.spec  # hashes weights that are new
+        remember(settings, blueprint)  # hashes weights that are new
         open_s = time.perf_counter() - began
         calibrated = Calibrated.open(blueprint, out, opened)
         wanted = settings if positions is None else replace(settings, policy="explicit")

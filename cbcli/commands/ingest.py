@@ -14,6 +14,7 @@ from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
+from cbcli.present import remember
 from cbcli.session import load_engine, open_blueprint, open_store, shown_source
 from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text, duration_text, rate_text, size_text
@@ -130,6 +131,7 @@ def _ingest(
         cutter = Cutter(store, blueprint, cutting)
         plan = cutter.plan(_read(out, found))
         store.catalog.name_model(blueprint.spec.model, blueprint.name)
+        remember(settings, blueprint)
         try:
             with out.progress("computing", unit="tokens", total=plan.tokens) as progress:
 

@@ -2,97 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cache_store.errors import IntegrityError, NotFoundError, UsageError
+from cache_store.errors import IntegrityError, UsageError
 from cache_store.place import MIN_LIMIT
-from cache_store.store import ChunkStore, StoreStats, VerifyReport
-from cbcli.audit_report import AuditReport
-from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples, nearest
-from cbcli.commands import estimate
+from cache_store.store import ChunkStore, VerifyReport
+from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.commands import estimate, store_ls, store_show, store_stats
 from cbcli.output import Output
-from cbcli.session import shown_source
-from cbcli.settings import Settings, load_settings, parse_size
-from cbcli.store_listing import SHOWN_DIGITS, StoreListing, described_place, plural
-from cbcli.units import count_text, duration_text, size_text
+from cbcli.settings import parse_size
+from cbcli.store_access import StoreDir, confirm, known_source, reading, store_settings, writing
+from cbcli.store_listing import SHOWN_DIGITS, plural
+from cbcli.units import count_text, size_text
 
 app = typer.Typer(cls=Group, **app_options(), help="Look at and tidy the store of chunks.")
 app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate)
-
-StoreDir = Annotated[
-    str | None, typer.Option("--store", help="Folder of the chunk store.", metavar="DIR")
-]
-
-
-@app.command("ls", epilog=examples("cacheblend store ls", "cacheblend store ls --documents"))
-def list_store(
-    documents: Annotated[
-        bool, typer.Option("--documents", help="List the documents, not their chunks.")
-    ] = False,
-    store_dir: StoreDir = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-) -> None:
-    """List the chunks of every document, and whether their KV is stored.
-
-    A chunk whose KV isn't stored can still be asked about: it is computed on the way."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
-    with _reading(store_dir) as store:
-        listing = StoreListing(store)
-        if json:
-            out.data(listing.described())
-        elif documents:
-            headers = ["document", "chunks", "cached", "tokens", "size", "ingested"]
-            right = ["chunks", "cached", "tokens", "size"]
-            out.table(headers, listing.document_rows(), right=right)
-        else:
-            headers = ["chunk", "source", "tokens", "size", "model", "cached", "behind", "text"]
-            out.table(headers, listing.chunk_rows(), right=["tokens", "size"])
-        out.note(listing.summary())
-
-
-@app.command(epilog=examples("cacheblend store show 3f9a1c2b7d04"))
-def show(
-    chunk: Annotated[str, typer.Argument(help="A chunk's id, or the beginning of it.")],
-    store_dir: StoreDir = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-) -> None:
-    """Show a chunk: where it is from, what is stored of it, and its text."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
-    with _reading(store_dir) as store:
-        found = store.catalog.chunk(chunk)
-        places = store.catalog.places(found.chunk_id)
-        listing = StoreListing(store)
-        if json:
-            out.data(
-                {
-                    **listing.chunk(found),
-                    "places": [described_place(p) for p in places],
-                    "text": found.text,
-                }
-            )
-            return
-        pairs: list[tuple[str, object]] = [("chunk", found.chunk_id)]
-        for place in places:
-            where = f"chunk {place.ordinal}, characters {place.start} to {place.end}"
-            pairs.append(("source", f"{shown_source(place.source)}, {where}"))
-        pairs.append(("tokens", count_text(found.tokens)))
-        pairs += [("cached", line) for line in listing.entry_lines(found.chunk_id) or ["no"]]
-        out.pairs(pairs)
-        out.line()
-        out.line(found.text)
+app.command("ls", epilog=store_ls.EXAMPLES)(store_ls.list_store)
+app.command("show", epilog=store_show.EXAMPLES)(store_show.show)
+app.command("stats", epilog=store_stats.EXAMPLES)(store_stats.stats)
 
 
 @app.command(
@@ -129,12 +60,12 @@ def rm(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if [bool(chunks), bool(document), everything].count(True) != 1:
         raise UsageError("say what to remove", "give chunk ids, --document SOURCE or --all")
-    with _writing(store_dir) as store:
+    with writing(store_dir) as store:
         if everything:
             sources = [info.source for info in store.catalog.documents()]
             keys = [entry.key for entry in store.entries()]
         elif document:
-            sources = [_source(store, given) for given in dict.fromkeys(document)]
+            sources = [known_source(store, given) for given in dict.fromkeys(document)]
             keys = _keys_of_documents(store, sources)
         else:
             found = [store.catalog.chunk(given).chunk_id for given in chunks or ()]
@@ -143,7 +74,7 @@ def rm(
                 [key for name in dict.fromkeys(found) for key in store.keys_of_chunk(name)],
             )
         if everything and not yes and not dry_run:
-            _confirm(f"Remove all {len(sources)} documents and {len(keys)} stored entries?")
+            confirm(f"Remove all {len(sources)} documents and {len(keys)} stored entries?")
         removed, freed = _remove(store, sources, keys, dry_run=dry_run)
     if json:
         out.data(
@@ -155,25 +86,6 @@ def rm(
         what.insert(0, plural(len(sources), "document", "documents"))
     verb, end = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     out.line(f"{verb} {' and '.join(what)}, {size_text(freed)} {end}")
-
-
-@app.command(epilog=examples("cacheblend store stats", "cacheblend store stats --json"))
-def stats(
-    store_dir: StoreDir = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = 0
-) -> None:
-    """Show how much is stored, how much room there is, and how good audited answers were.
-
-    Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
-    with _reading(store_dir) as store:
-        found = store.stats()
-        audited = AuditReport.of(store)
-    audited.warn(out)
-    if json:
-        out.data({**asdict(found), "audit": audited.described()})
-    else:
-        out.pairs(_stat_pairs(found))
-        audited.show(out)
 
 
 @app.command(epilog=examples("cacheblend store verify", "cacheblend store verify --repair"))
@@ -191,7 +103,7 @@ def verify(
     With --repair, what is wrong is removed and computed again when it is needed; the exit code is 4
     only if something could not be put right."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    with _writing(store_dir) if repair else _reading(store_dir) as store:
+    with writing(store_dir) if repair else reading(store_dir) as store:
         total = sum(entry.nbytes for entry in store.entries())
         with out.progress("checking", unit="bytes", total=total) as progress:
             report = store.verify(repair, progress.update)
@@ -216,7 +128,7 @@ def path(
 ) -> None:
     """Print the folder of the store, whether there is one yet or not."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = _settings(store_dir)
+    settings = store_settings(store_dir)
     if json:
         out.data({"path": str(settings.store), "exists": settings.store.is_dir()})
     else:
@@ -240,11 +152,11 @@ def limit(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     evicted = 0
     if size is None:
-        with _reading(store_dir) as store:
+        with reading(store_dir) as store:
             now, used = store.limit, store.used_bytes()
     else:
         wanted = _size(size)
-        with ChunkStore.open(_settings(store_dir).store, limit_bytes=wanted) as store:
+        with ChunkStore.open(store_settings(store_dir).store, limit_bytes=wanted) as store:
             before = sum(1 for _ in store.entries())
             store.set_limit(wanted)
             evicted = before - sum(1 for _ in store.entries())
@@ -255,24 +167,6 @@ def limit(
     out.line(f"{size_text(now)} ({now} bytes), {size_text(used)} used")
     if evicted:
         out.note(f"removed {plural(evicted, 'entry', 'entries')} used longest ago")
-
-
-def _settings(store_dir: str | None) -> Settings:
-    return load_settings({"store": store_dir})
-
-
-def _reading(store_dir: str | None) -> ChunkStore:
-    return ChunkStore.open(_settings(store_dir).store, read_only=True)
-
-
-@contextlib.contextmanager
-def _writing(store_dir: str | None) -> Iterator[ChunkStore]:
-    """A store to be changed, which must be there already."""
-    where = _settings(store_dir).store
-    ChunkStore.open(where, read_only=True).close()
-    with ChunkStore.open(where) as store:
-        store.require_writable()
-        yield store
 
 
 def _keys_of_documents(store: ChunkStore, sources: Sequence[str]) -> list[str]:
@@ -297,19 +191,6 @@ def _remove(
     return sum(1 for size in freed if size), sum(freed)
 
 
-def _source(store: ChunkStore, given: str) -> str:
-    """The source of a document as the catalog has it: as given, or as a path from here."""
-    known = [info.source for info in store.catalog.documents()]
-    for name in (given, os.path.normpath(given), os.path.normpath(Path.cwd() / given)):
-        if name in known:
-            return name
-    near = nearest(given, [shown_source(name) for name in known])
-    raise NotFoundError(
-        f"no document {given!r} in the store",
-        f"did you mean {near!r}?" if near else "cacheblend store ls --documents shows them",
-    )
-
-
 def _size(text: str) -> int:
     try:
         size = parse_size(text)
@@ -318,17 +199,6 @@ def _size(text: str) -> int:
     if size < MIN_LIMIT:
         raise UsageError(f"a limit of {text} is too small", f"at least {size_text(MIN_LIMIT)}")
     return size
-
-
-def _is_interactive() -> bool:
-    return sys.stdin.isatty()
-
-
-def _confirm(question: str) -> None:
-    if not _is_interactive():
-        raise UsageError("there is nobody to ask for consent", "add --yes")
-    if not typer.confirm(question, err=True):
-        raise typer.Exit(1)
 
 
 def _problem_row(where: str, what: str) -> list[str]:
@@ -341,28 +211,3 @@ def _verdict(report: VerifyReport) -> str:
     if report.problems:
         text += f", {plural(len(report.problems), 'problem', 'problems')}"
     return f"{text}, {count_text(report.repaired)} repaired" if report.repaired else text
-
-
-def _stat_pairs(found: StoreStats) -> list[tuple[str, object]]:
-    share = f"{100 * found.used / found.limit:.1f}%" if found.limit else "?"
-    pairs: list[tuple[str, object]] = [
-        ("path", found.path),
-        ("used", f"{size_text(found.used)} of {size_text(found.limit)} ({share})"),
-        ("documents", count_text(found.documents)),
-        (
-            "chunks",
-            f"{count_text(found.document_chunks)}, {count_text(found.document_tokens, 'tokens')}",
-        ),
-        (
-            "entries",
-            f"{count_text(found.entries)}, {count_text(found.entry_tokens, 'tokens')}, "
-            f"{size_text(found.entry_bytes)}",
-        ),
-        ("models", ", ".join(found.models) or "none"),
-        ("hits", count_text(found.hits)),
-    ]
-    if found.newest_use is not None and found.oldest_use is not None:
-        now = time.time()
-        ages = [duration_text(max(0.0, now - at)) for at in (found.newest_use, found.oldest_use)]
-        pairs.append(("last used", f"{ages[0]} ago; the least recent entry {ages[1]} ago"))
-    return pairs

@@ -19,6 +19,7 @@ from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
 from cbcli.output import Output
+from cbcli.present import remember
 from cbcli.session import (
     audit_of,
     blend_options,
@@ -125,7 +126,7 @@ class LineRunner:
             began = time.perf_counter()
             blend_options(without_auto(self._settings))  # before anything takes long
             blueprint = open_blueprint(self._settings, self._out)
-            _ = blueprint.spec  # hashes weights that are new
+            remember(self._settings, blueprint)  # hashes weights that are new
             store = self._stack.enter_context(open_store(self._settings))
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)

@@ -83,8 +83,10 @@ def test_ls_shows_every_chunk_of_every_document(store: Filled) -> None:
         "tokens",
         "size",
         "model",
+        "dtype",
         "cached",
         "behind",
+        "usable",
         "text",
     ]
     assert [row.split()[0] for row in rows] == [i[:12] for i in (PLAN, REST, SHARED, SHARED, FISH)]
@@ -193,7 +195,7 @@ def test_rm_all_asks_first(store: Filled, monkeypatch: pytest.MonkeyPatch) -> No
     assert "--yes" in error["hint"]
     assert len(store.json("ls")["documents"]) == 2
 
-    monkeypatch.setattr("cbcli.commands.store._is_interactive", lambda: True)
+    monkeypatch.setattr("cbcli.store_access.is_interactive", lambda: True)
     assert store("rm", "--all", input="n\n").exit_code == 1
     assert len(store.json("ls")["documents"]) == 2
     asked = store("rm", "--all", input="y\n")

@@ -1,0 +1,83 @@
+"""`cacheblend store ls`: what is stored, chunk by chunk or document by document."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cache_store.store import ChunkStore
+from cbcli import flags
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.listing_choice import SORTS, ListingChoice
+from cbcli.output import Output
+from cbcli.present import recall
+from cbcli.settings import load_settings
+from cbcli.store_access import StoreDir
+from cbcli.store_listing import StoreListing
+
+EXAMPLES = examples(
+    "cacheblend store ls",
+    "cacheblend store ls --documents --sort size --limit 10",
+    "cacheblend store ls --filter 'notes/*.md' --missing",
+)
+
+
+def list_store(
+    documents: Annotated[
+        bool, typer.Option("--documents", help="List the documents, not their chunks.")
+    ] = False,
+    filter: Annotated[
+        str,
+        typer.Option(
+            "--filter",
+            help="Only what has this in its source or text, or begins its id; with * or ? a "
+            "pattern for sources.",
+            metavar="TEXT",
+        ),
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", help=f"{', '.join(SORTS)}; the largest and latest first.")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="List so many at most.", min=1)
+    ] = None,
+    cached: Annotated[
+        bool | None, typer.Option("--cached/--missing", help="Only those with, or without, KV.")
+    ] = None,
+    model: flags.Model = None,
+    store_dir: StoreDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the chunks of every document, whether their KV is stored, and whether the present
+    settings can use it.
+
+    A chunk whose KV isn't stored can still be asked about: it is computed on the way. KV behind
+    another prefix is used, but never counts as exact; KV of another model, tokenizer or dtype
+    isn't used (`store prune --stale` removes it)."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    choice = ListingChoice(filter, sort, limit, cached)
+    settings = load_settings({"store": store_dir, "model": model})
+    with ChunkStore.open(settings.store, read_only=True) as store:
+        listing = StoreListing(store, recall(settings))
+        listing.choose(choice, documents=documents)
+        if json:
+            out.data(listing.described())
+        elif documents:
+            headers = ["document", "chunks", "cached", "tokens", "size", "ingested"]
+            right = ["chunks", "cached", "tokens", "size"]
+            out.table(headers, listing.document_rows(), right=right)
+        else:
+            headers = [
+                *("chunk", "source", "tokens", "size", "model", "dtype", "cached", "behind"),
+                *("usable", "text"),
+            ]
+            out.table(headers, listing.chunk_rows(), right=["tokens", "size"])
+        out.note(listing.summary())
+        if listing.present is None and listing.entries and not documents:
+            out.note(
+                f"usable: not known until {settings.model} is used once with these settings "
+                "(ask, run or ingest)"
+            )

@@ -1,0 +1,91 @@
+"""`cacheblend store stats`: the store in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from cache_store.store import StoreStats
+from cbcli.audit_report import AuditReport
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.output import Output
+from cbcli.store_access import StoreDir, reading
+from cbcli.units import count_text, duration_text, size_text
+
+EXAMPLES = examples("cacheblend store stats", "cacheblend store stats --json | jq .counters")
+
+# What is counted at a look-up, in words; what isn't here is shown by its own.
+_WORDS = {
+    "hit.exact": "exact",
+    "hit.other_context": "behind other text",
+    "miss.absent": "never stored",
+    "miss.evicted": "evicted or removed",
+    "miss.damaged": "damaged",
+    "miss.other_model": "of another model, tokenizer or dtype",
+    "miss.context": "behind another prefix (--strict-context)",
+    "miss.remote": "not to be had from the remote",
+}
+
+
+def stats(
+    store_dir: StoreDir = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = 0
+) -> None:
+    """Show how much is stored, how much room there is, what prompts found and missed, and how
+    good audited answers were.
+
+    Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with reading(store_dir) as store:
+        found = store.stats()
+        counters = store.counters.read()
+        audited = AuditReport.of(store)
+    audited.warn(out)
+    if json:
+        out.data({**asdict(found), "counters": counters, "audit": audited.described()})
+    else:
+        out.pairs([*_stat_pairs(found), *_counter_pairs(counters)])
+        audited.show(out)
+
+
+def _counter_pairs(counters: Mapping[str, int]) -> list[tuple[str, object]]:
+    """Look-ups since the store was made, and evictions."""
+    pairs: list[tuple[str, object]] = []
+    for label, kind in (("found", "hit."), ("missed", "miss.")):
+        counts = {name: number for name, number in counters.items() if name.startswith(kind)}
+        if counts:
+            parts = (
+                f"{count_text(number)} {_WORDS.get(name, name.removeprefix(kind))}"
+                for name, number in counts.items()
+            )
+            pairs.append(
+                (label, f"{count_text(sum(counts.values()), 'chunks')}: {', '.join(parts)}")
+            )
+    if counters.get("eviction"):
+        pairs.append(("evicted", count_text(counters["eviction"], "entries")))
+    return pairs
+
+
+def _stat_pairs(found: StoreStats) -> list[tuple[str, object]]:
+    share = f"{100 * found.used / found.limit:.1f}%" if found.limit else "?"
+    pairs: list[tuple[str, object]] = [
+        ("path", found.path),
+        ("used", f"{size_text(found.used)} of {size_text(found.limit)} ({share})"),
+        ("documents", count_text(found.documents)),
+        (
+            "chunks",
+            f"{count_text(found.document_chunks)}, {count_text(found.document_tokens, 'tokens')}",
+        ),
+        (
+            "entries",
+            f"{count_text(found.entries)}, {count_text(found.entry_tokens, 'tokens')}, "
+            f"{size_text(found.entry_bytes)}",
+        ),
+        ("models", ", ".join(found.models) or "none"),
+        ("hits", count_text(found.hits)),
+    ]
+    if found.newest_use is not None and found.oldest_use is not None:
+        now = time.time()
+        ages = [duration_text(max(0.0, now - at)) for at in (found.newest_use, found.oldest_use)]
+        pairs.append(("last used", f"{ages[0]} ago; the least recent entry {ages[1]} ago"))
+    return pairs

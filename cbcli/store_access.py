@@ -1,0 +1,70 @@
+"""The store as the commands of `cacheblend store` open it, and what a user names in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cache_store.errors import NotFoundError, UsageError
+from cache_store.store import ChunkStore
+from cbcli.command import nearest
+from cbcli.session import shown_source
+from cbcli.settings import Settings, load_settings
+
+StoreDir = Annotated[
+    str | None, typer.Option("--store", help="Folder of the chunk store.", metavar="DIR")
+]
+
+
+def store_settings(store_dir: str | None) -> Settings:
+    """The settings, with the store that --store names."""
+    return load_settings({"store": store_dir})
+
+
+def reading(store_dir: str | None) -> ChunkStore:
+    """The store, to be looked at. Raises NotFoundError where there is none."""
+    return ChunkStore.open(store_settings(store_dir).store, read_only=True)
+
+
+@contextlib.contextmanager
+def writing(store_dir: str | None) -> Iterator[ChunkStore]:
+    """A store to be changed, which must be there already."""
+    where = store_settings(store_dir).store
+    ChunkStore.open(where, read_only=True).close()
+    with ChunkStore.open(where) as store:
+        store.require_writable()
+        yield store
+
+
+def known_source(store: ChunkStore, given: str) -> str:
+    """The source of a document as the catalog has it: as given, or as a path from here.
+
+    Raises NotFoundError, naming the nearest one.
+    """
+    known = [info.source for info in store.catalog.documents()]
+    for name in (given, os.path.normpath(given), os.path.normpath(Path.cwd() / given)):
+        if name in known:
+            return name
+    near = nearest(given, [shown_source(name) for name in known])
+    raise NotFoundError(
+        f"no document {given!r} in the store",
+        f"did you mean {near!r}?" if near else "cacheblend store ls --documents shows them",
+    )
+
+
+def is_interactive() -> bool:
+    return sys.stdin.isatty()
+
+
+def confirm(question: str) -> None:
+    """Asks for consent. Raises UsageError where nobody can be asked, Exit where it is refused."""
+    if not is_interactive():
+        raise UsageError("there is nobody to ask for consent", "add --yes")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
