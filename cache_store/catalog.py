@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from cache_store.schema import VERSION, bring_up, version_of
 CATALOG_NAME = "catalog.db"
 MIN_PREFIX = 4
 _AT_ONCE = 500  # values in one query
+Claim = Callable[[int], AbstractContextManager[None]]
+"""Within one, so many more bytes may be written to the store."""
 
 _CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
 
@@ -77,12 +80,11 @@ class Catalog:
     Methods raise IntegrityError for a damaged file and CacheblendError for a locked or full one.
     """
 
-    def __init__(
-        self, path: Path, *, read_only: bool, make_room: Callable[[int], None] | None = None
-    ) -> None:
-        """make_room: asked before text is written, for that many more bytes; may raise."""
+    def __init__(self, path: Path, *, read_only: bool, claim: Claim | None = None) -> None:
+        """claim: text is written within one of that many bytes; may raise."""
         self.path = path
-        self._make_room = make_room or (lambda size: None)
+        self._claim = claim or (lambda size: contextlib.nullcontext())
+        self._pinned: tuple[int, set[str]] = (-1, set())
         self._lock = threading.RLock()
         with guarded(path):
             if read_only:
@@ -164,9 +166,9 @@ class Catalog:
             for n, c in enumerate(chunks)
         ]
         # Once in the log and once in the database, with their indexes.
-        self._make_room(2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16)
+        size = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16
         tokens = sum(chunk.tokens for chunk in chunks)
-        with self.writing() as db:
+        with self._claim(size), self._shortened(), self.writing() as db:
             found = db.execute(
                 "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
             ).fetchall()
@@ -187,13 +189,18 @@ class Catalog:
                 " VALUES (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?)",
                 rows,
             )
+
+    @contextlib.contextmanager
+    def _shortened(self) -> Iterator[None]:
+        """Around a large transaction: its log is written back and cut."""
+        yield
         with guarded(self.path):
             if self.path.with_name(self.path.name + "-wal").stat().st_size > WAL_ALLOWANCE:
                 self.ask("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def remove_document(self, source: str) -> bool:
         """Forgets a document and its chunks; whether there was one."""
-        with self.writing() as db:
+        with self._shortened(), self.writing() as db:
             db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
             gone = db.execute(
                 "DELETE FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
@@ -213,6 +220,37 @@ class Catalog:
         return [
             DocumentInfo(*row) for row in self.ask(f"SELECT {columns} FROM document {rest}", values)
         ]
+
+    # Pins.
+
+    def pin(self, sources: Iterable[str], pinned: bool = True) -> int:
+        """Has the documents' chunks never evicted, or no longer so; how many it changes."""
+        changed, some = 0, [_raw(source) for source in sources]
+        for start in range(0, len(some), _AT_ONCE):
+            with self._shortened(), self.writing() as db:
+                for source in some[start : start + _AT_ONCE]:
+                    found = db.execute(
+                        "UPDATE document SET pinned = ?"
+                        " WHERE source = CAST(? AS TEXT) AND pinned != ?",
+                        (pinned, source, pinned),
+                    )
+                    changed += found.rowcount
+        return changed
+
+    def pinned(self) -> list[str]:
+        """The pinned documents, in the documents' order."""
+        rows = self.ask("SELECT source FROM document WHERE pinned ORDER BY place, source")
+        return [source for (source,) in rows]
+
+    def pinned_chunks(self) -> set[str]:
+        """Ids of the chunks of pinned documents."""
+        revision = self.revision
+        if self._pinned[0] != revision:
+            rows = self.ask(
+                "SELECT DISTINCT chunk_id FROM chunk JOIN document USING (source) WHERE pinned"
+            )
+            self._pinned = revision, {name for (name,) in rows}
+        return self._pinned[1]
 
     # Chunks.
 
@@ -294,6 +332,11 @@ class Catalog:
         """The name a model was last given."""
         rows = self.ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
         return str(rows[0][0]) if rows else None
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the file once what is in its log is written back."""
+        return int(self.ask("PRAGMA page_count")[0][0]) * 4096
 
     def check(self) -> str:
         """What SQLite finds wrong with the file; empty if nothing."""

@@ -30,6 +30,42 @@ PARTIAL = "partial"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}\.kv")
 _ABANDONED_SECONDS = 3600.0
+_LOCK_SECONDS = 1.0
+
+
+def lock_own(descriptor: int) -> None:
+    """Locks a file that this process made, for as long as it lives.
+
+    Somebody may be looking whether it is locked, which takes a moment; where files can't be locked,
+    age decides."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.0005)
+        except OSError:
+            return
+
+
+def lock_unused(path: Path) -> int | None:
+    """A descriptor of a chunk file that nobody reads, locked; None for one in use, this process's
+    own readers included. -1 where there is nothing to lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # no locks on this file system
+        pass
+    return descriptor
 
 
 class StagedFile:
@@ -37,9 +73,11 @@ class StagedFile:
 
     It takes its `size` bytes from the disk when it is made. A lock held on it tells other
     processes that its writer lives. Until `publish`, closing it removes it.
+
+    claim: it is only that long and takes nothing: others count it as bytes that are spoken for.
     """
 
-    def __init__(self, directory: Path, name: str, size: int) -> None:
+    def __init__(self, directory: Path, name: str, size: int, *, claim: bool = False) -> None:
         self.name = name
         self._place = directory / name
         self._path = directory / PARTIAL / name
@@ -47,9 +85,10 @@ class StagedFile:
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         self.descriptor = os.open(self._path, flags, 0o600)
         try:
-            with contextlib.suppress(OSError):  # no locks on this file system: age decides then
-                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if size and hasattr(os, "posix_fallocate"):
+            lock_own(self.descriptor)
+            if claim:
+                os.ftruncate(self.descriptor, size)
+            elif size and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self.descriptor, 0, size)
         except BaseException:
             self.close()
@@ -99,7 +138,7 @@ def is_abandoned(path: Path) -> bool:
     except OSError:  # a link or the like: none of our writers makes one
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at once
     except BlockingIOError:
         return False
     except OSError:

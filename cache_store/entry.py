@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -283,6 +284,11 @@ class EntryReader:
         try:
             if size < _START.size:  # an empty file can't be mapped
                 raise DamagedEntry(f"chunk file {path.name} is cut short: {size} bytes")
+            # Whoever evicts passes over a file that is locked. The mapping has a duplicate of the
+            # descriptor, which keeps the lock until nobody uses the mapping any more. One that is
+            # being removed just now can't be locked and is as good: its bytes stay until then.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         except OSError as error:
             raise _unreadable(path, error) from error

@@ -1,9 +1,10 @@
 """The index of a store: which entries there are, in which file, when each was last used.
 
 A diskcache `Cache` holds two kinds of rows. An entry's row names its file and, as its tag, its
-group. A group's row is the small JSON list of the group's entries, its tag the id of the chunk's
-text. Both change in the same transaction. diskcache has no query by last use or for a row's own
-columns, so those few are asked of its connection; nothing outside this module touches its insides.
+group, with "saved:" before it where a prompt saved the entry and no ingest wanted it. A group's row
+is the small JSON list of the group's entries, its tag the id of the chunk's text. Both change in
+the same transaction. diskcache has no query by last use or for a row's own columns, so those few
+are asked of its connection; nothing outside this module touches its insides.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE
 from cache_store.database import (
     BUSY_SECONDS,
     CHECKPOINT_PAGES,
+    SUFFIXES,
     WAL_ALLOWANCE,
     check_files,
     connect_read_only,
@@ -64,20 +66,36 @@ _KNOWN_OBJECTS = {
     "Settings_size_update",
     "Settings_size_delete",
 }
+_PAGE = 4096
+_AT_ONCE = 500  # values in one query
 _TOUCHES = 64
 _TOUCH_SECONDS = 1.0
+_TOUCHES_AT_ONCE = 16  # rows: a transaction is to stay small, as its log is not reserved
+_SAVED, _AFTER_SAVED = "saved:", "saved;"
 _COLUMNS = "key, raw, tag, size, mode, filename, store_time, access_time, access_count"
 
 
 @dataclass(frozen=True)
 class EntryRow:
-    """An entry as the index has it. size: bytes on disk; times in seconds since the epoch."""
+    """An entry as the index has it. size: bytes on disk; times in seconds since the epoch. saved:
+    by a prompt, and no ingest has wanted it."""
 
     key: str
     group: str
     size: int
     path: Path
     stored_at: float
+    used_at: float
+    hits: int
+    saved: bool = False
+
+
+@dataclass(frozen=True)
+class Use:
+    """How much an entry was used: what decides which goes first."""
+
+    key: str
+    group: str
     used_at: float
     hits: int
 
@@ -228,7 +246,8 @@ class Index:
     def entries_of(self, group: str) -> list[EntryRow]:
         """The entries whose rows name this group, whatever its list says."""
         rows = self._ask(
-            f"SELECT {_COLUMNS} FROM Cache WHERE tag = ? AND filename IS NOT NULL", (group,)
+            f"SELECT {_COLUMNS} FROM Cache WHERE tag IN (?, ?) AND filename IS NOT NULL",
+            (group, _SAVED + group),
         )
         found = []
         for row in rows:
@@ -255,7 +274,43 @@ class Index:
                 "it was not loaded",
                 "run: cacheblend store verify --repair",
             )
-        return EntryRow(key, tag, size, self.disk.path_of(name), stored, used, hits)
+        group, saved = tag.removeprefix(_SAVED), tag.startswith(_SAVED)
+        return EntryRow(key, group, size, self.disk.path_of(name), stored, used, hits, saved)
+
+    def uses(self, *, saved: bool) -> Iterator[Use]:
+        """The uses of all entries that prompts saved, or of all others, in no order."""
+        inside = "tag >= ? AND tag < ?" if saved else "NOT (tag >= ? AND tag < ?)"
+        rows = self._ask(
+            "SELECT key, tag, access_time, access_count FROM Cache"
+            f" WHERE {inside} AND filename IS NOT NULL AND raw = 1",
+            (_SAVED, _AFTER_SAVED),
+        )
+        for key, tag, used, hits in rows:
+            yield Use(key, tag.removeprefix(_SAVED), used, hits)
+
+    def groups_of_chunks(self, chunk_ids: Iterable[str]) -> set[str]:
+        """Keys of the groups of any of these chunks' texts."""
+        wanted = list(chunk_ids)
+        found: set[str] = set()
+        for start in range(0, len(wanted), _AT_ONCE):
+            some = wanted[start : start + _AT_ONCE]
+            marks = ",".join("?" * len(some))
+            sql = f"SELECT key FROM Cache WHERE tag IN ({marks}) AND filename IS NULL"
+            found.update(key for (key,) in self._ask(sql, some))
+        return found
+
+    def sizes(self) -> Iterator[tuple[str, str, int]]:
+        """Key, group and bytes on disk of all entries."""
+        rows = self._ask(
+            "SELECT key, tag, size FROM Cache WHERE filename IS NOT NULL AND tag IS NOT NULL"
+        )
+        for key, tag, size in rows:
+            yield key, tag.removeprefix(_SAVED), size
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the database's file once what is in its log is written back."""
+        return int(self._ask("PRAGMA page_count")[0][0]) * _PAGE
 
     @property
     def stored_bytes(self) -> int:
@@ -299,9 +354,17 @@ class Index:
     def _is_named(self, filename: str) -> bool:
         return bool(self._ask("SELECT 1 FROM Cache WHERE filename = ?", (filename,)))
 
-    def set_entry(self, key: str, staged: StagedFile, group: str) -> None:
+    def set_entry(self, key: str, staged: StagedFile, group: str, saved: bool = False) -> None:
         """Puts a written file in place under `key`. Within a transaction."""
-        self._cache.set(key, staged, read=True, tag=group)
+        self._cache.set(key, staged, read=True, tag=_SAVED + group if saved else group)
+
+    def promote(self, row: EntryRow) -> None:
+        """An entry that a prompt saved is wanted by an ingest from now on."""
+        with self.transaction():
+            self._cache._sql(
+                "UPDATE Cache SET tag = ? WHERE key = ? AND raw = 1 AND tag = ?",
+                (row.group, row.key, _SAVED + row.group),
+            )
 
     def set_group(self, key: str, group: Group) -> None:
         """Writes a group's list; an empty one is removed. Within a transaction."""
@@ -340,29 +403,43 @@ class Index:
                 self.flush()
 
     def flush(self) -> None:
-        """Writes the uses that are still to be noted, if nobody else is writing now."""
-        with self._lock:
-            if not self._touches:
-                return
+        """Writes the uses that are still to be noted, if nobody else is writing now and the log
+        isn't longer than it should be, as while somebody reads."""
+        with self._lock, guarded(self.path):
             connection = self._cache._con
             alone = not connection.in_transaction
+            if not self._touches or (alone and not self._log_is_short(connection)):
+                return
             try:
                 connection.execute("PRAGMA busy_timeout = 0")
-                if alone:
-                    connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(
-                    "UPDATE Cache SET access_time = ?, access_count = access_count + ?"
-                    " WHERE key = ? AND raw = 1",
-                    [(used, hits, key) for key, (used, hits) in self._touches.items()],
-                )
-                if alone:
-                    connection.execute("COMMIT")
-                self._touches.clear()
+                while self._touches:
+                    some = list(self._touches.items())[:_TOUCHES_AT_ONCE]
+                    if alone:
+                        connection.execute("BEGIN IMMEDIATE")
+                    connection.executemany(
+                        "UPDATE Cache SET access_time = ?, access_count = access_count + ?"
+                        " WHERE key = ? AND raw = 1",
+                        [(used, hits, key) for key, (used, hits) in some],
+                    )
+                    if alone:
+                        connection.execute("COMMIT")
+                    for key, _ in some:
+                        del self._touches[key]
             except sqlite3.OperationalError:  # only the order of eviction is at stake
                 if alone and connection.in_transaction:
                     connection.rollback()
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+    def _log_is_short(self, connection: sqlite3.Connection) -> bool:
+        """Whether the log is within its allowance, or could be written back and cut just now."""
+        log = self.path.with_name(self.path.name + SUFFIXES[1])
+        if not log.exists() or log.stat().st_size <= WAL_ALLOWANCE:
+            return True
+        connection.execute("PRAGMA busy_timeout = 0")
+        ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+        return not busy
 
     @property
     def limit(self) -> int:

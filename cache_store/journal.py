@@ -8,11 +8,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cache_store.catalog import Claim
 from cache_store.database import guarded
 from cache_store.errors import CacheblendError, IntegrityError, UsageError
 
@@ -49,37 +50,36 @@ class Journal:
     place.
     """
 
-    def __init__(
-        self, store: Path, *, read_only: bool, make_room: Callable[[int], None] | None = None
-    ) -> None:
-        """store: the store's folder. make_room: asked before a file grows, for that many bytes on
-        disk; may raise."""
+    def __init__(self, store: Path, *, read_only: bool, claim: Claim | None = None) -> None:
+        """store: the store's folder. claim: a file grows within one of that many bytes on disk; may
+        raise."""
         self.path = store / JOURNAL_FOLDER
         self._read_only = read_only
-        self._make_room = make_room or (lambda size: None)
+        self._claim = claim or (lambda size: contextlib.nullcontext())
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a line. Raises UsageError where the store is open for reading only."""
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with guarded(self.path):
-            self._grow(len(line))
-            with self._locked() as folder:
-                if _size(folder, _LOG) + len(line) > MAX_BYTES:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.replace(_LOG, _EARLIER, src_dir_fd=folder, dst_dir_fd=folder)
-                with _opened(folder, _LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
-                    _append(file, line)
+        with guarded(self.path), self._room(len(line)), self._locked() as folder:
+            if _size(folder, _LOG) + len(line) > MAX_BYTES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(_LOG, _EARLIER, src_dir_fd=folder, dst_dir_fd=folder)
+            with _opened(folder, _LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
+                _append(file, line)
 
     def next_number(self) -> int:
         """0, 1, 2, … over all processes, each number once."""
-        with guarded(self.path):
-            self._grow(_DIGITS)
-            with self._locked() as folder, _opened(folder, _COUNT, os.O_RDWR) as file:
-                text = os.read(file, 2 * _DIGITS).strip()
-                number = int(text) if text.isdigit() and len(text) < _DIGITS else 0  # damaged: anew
-                os.pwrite(file, str(number + 1).rjust(_DIGITS).encode(), 0)
-                os.ftruncate(file, _DIGITS)
-                return number
+        with (
+            guarded(self.path),
+            self._room(_DIGITS),
+            self._locked() as folder,
+            _opened(folder, _COUNT, os.O_RDWR) as file,
+        ):
+            text = os.read(file, 2 * _DIGITS).strip()
+            number = int(text) if text.isdigit() and len(text) < _DIGITS else 0  # damaged: anew
+            os.pwrite(file, str(number + 1).rjust(_DIGITS).encode(), 0)
+            os.ftruncate(file, _DIGITS)
+            return number
 
     def read(self) -> JournalLines:
         """All that is there; nothing where nothing was written yet."""
@@ -108,17 +108,21 @@ class Journal:
                 "make its folder writable, or choose another with --store",
             )
 
-    def _grow(self, size: int) -> None:
-        """Room for `size` more bytes of a log, before any lock of ours is held."""
+    @contextlib.contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Within, a log may grow by `size` bytes; begun before any lock of ours is held."""
         self.require_writable()
-        if not self.path.exists():
-            self._make_room(3 * _BLOCK)  # the folder, the log and the counter
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            return
-        with contextlib.suppress(FileNotFoundError):
-            if (self.path / _LOG).lstat().st_size % _BLOCK + size <= _BLOCK:
-                return
-        self._make_room(_BLOCK)
+        with contextlib.ExitStack() as stack:
+            if not self.path.exists():
+                stack.enter_context(self._claim(3 * _BLOCK))  # the folder, the log and the counter
+                self.path.mkdir(mode=0o700, exist_ok=True)
+            else:
+                length = 0
+                with contextlib.suppress(FileNotFoundError):
+                    length = (self.path / _LOG).lstat().st_size
+                if not length or length % _BLOCK + size > _BLOCK:
+                    stack.enter_context(self._claim(_BLOCK))
+            yield
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[int]:

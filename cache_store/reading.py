@@ -37,13 +37,18 @@ class ReadableStore:
         self._space = Space(path, self._index, databases, journal_files(path))
         try:
             self.catalog = Catalog(
-                path / CATALOG_NAME, read_only=read_only, make_room=self._space.make_room
+                path / CATALOG_NAME, read_only=read_only, claim=self._space.claim
             )
         except BaseException:
             self._index.close()
             raise
         self.counters = Counters(self.catalog, read_only=read_only)
-        self.journal = Journal(path, read_only=read_only, make_room=self._space.make_room)
+        self.journal = Journal(path, read_only=read_only, claim=self._space.claim)
+        self._space.use(self.catalog, self._count_evicted)
+
+    def _count_evicted(self, entries: int, nbytes: int) -> None:
+        self.counters.add("eviction", entries)
+        self.counters.add("eviction.bytes", nbytes)
 
     # Finding and reading.
 
@@ -109,22 +114,25 @@ class ReadableStore:
         return header is not None and header.key == key
 
     def open_entry(self, key: str) -> EntryReader:
-        """An entry's reader; until it is closed the entry isn't evicted by this process.
+        """An entry's reader; until it is closed the entry isn't removed by any process.
 
         Raises NotFoundError where there is no such entry and DamagedEntry where it can't be used.
         """
-        try:
-            row = self._index.entry(key)
-        except IntegrityError as error:
-            raise DamagedEntry(error.message, error.hint) from error
-        if row is None:
-            raise NotFoundError(f"no entry {key[:12]} in the store at {self.path}")
-        self._space.hold((key,))
-        try:
-            reader = EntryReader(row.path, on_close=lambda: self._space.let_go((key,)))
-        except BaseException:
-            self._space.let_go((key,))
-            raise
+        while True:
+            try:
+                row = self._index.entry(key)
+            except IntegrityError as error:
+                raise DamagedEntry(error.message, error.hint) from error
+            if row is None:
+                raise NotFoundError(f"no entry {key[:12]} in the store at {self.path}")
+            self._space.hold((key,))
+            try:
+                reader = EntryReader(row.path, on_close=lambda: self._space.let_go((key,)))
+                break
+            except BaseException as error:
+                self._space.let_go((key,))
+                if not isinstance(error, DamagedEntry) or self._index.entry(key) == row:
+                    raise  # else it went or was replaced between the two steps
         if reader.header.key != key:
             reader.close()
             raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
@@ -214,6 +222,7 @@ class ReadableStore:
 
     def close(self) -> None:
         """Writes what was counted, and gives the databases back."""
+        self._space.lease.close()
         self.counters.flush()
         self.catalog.close()
         self._index.close()

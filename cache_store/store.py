@@ -13,6 +13,7 @@ from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, Us
 from cache_store.group import Group
 from cache_store.index import Index
 from cache_store.keys import KVSpec
+from cache_store.lease import lease_bytes
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
 from cache_store.reading import ReadableStore
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
@@ -80,12 +81,15 @@ class ChunkStore(ReadableStore):
         layers: Sequence[tuple[Any, Any]],
         *,
         chunk_id: str = "",
+        saved: bool = False,
     ) -> str:
         """Stores a chunk's KV in one step and returns its key; nothing happens where it is there.
 
         layers: for each layer K (before RoPE) and V as C-contiguous little-endian buffers,
         [tokens, kv_heads, head_dim] each, in the spec's dtype. context: the ids it was computed
         behind. chunk_id: of the chunk's text, so that the catalog's chunks lead to their entries.
+        saved: for one prompt, not ingested; such entries go first where room is needed, and push
+        out nothing but each other. One that is put without it, or protected, is such no longer.
         Raises StoreFullError where it doesn't fit, even after eviction, UsageError for a store
         open for reading, ValueError for layers of another shape.
         """
@@ -94,19 +98,42 @@ class ChunkStore(ReadableStore):
         key = header.key
         if self._is_there(key):
             self._index.touch(key)
+            if not saved:
+                self._promote(key)
             return key
-        staged = self._space.reserve(key, header.file_bytes)
+        staged = self._space.reserve(key, header.file_bytes, self._list_bytes(header), saved=saved)
         try:
             with guarded(self.path):
                 write_entry(staged.descriptor, header, layers)
                 staged.sync()  # the long wait comes before the transaction
-            with self._index.transaction():
+            with contextlib.ExitStack() as stack, self._index.transaction():
                 if not self._is_there(key):  # else another process was faster
-                    self._index.set_entry(key, staged, header.group)
+                    stack.enter_context(self._space.parting(self._replaced(key)))
+                    self._index.set_entry(key, staged, header.group, saved)
                     self._list(header)
         finally:
             staged.close()
         return key
+
+    def _replaced(self, key: str) -> int:
+        """Bytes of a damaged entry that is about to be replaced."""
+        with contextlib.suppress(IntegrityError):
+            row = self._index.entry(key)
+            return row.size if row is not None else 0
+        return 0
+
+    def _list_bytes(self, header: EntryHeader) -> int:
+        """Bytes that the log may grow by for the group's list: it is written whole."""
+        with contextlib.suppress(IntegrityError):
+            group = self._index.group(header.group)
+            return 2 * len((group or Group.of(header)).encode()) + 16 * len(header.context)
+        return 0
+
+    def _promote(self, key: str) -> None:
+        with contextlib.suppress(IntegrityError):
+            row = self._index.entry(key)
+            if row is not None and row.saved and not self.read_only:
+                self._index.promote(row)
 
     def _list(self, header: EntryHeader) -> None:
         """Adds an entry to its group's list, within a transaction."""
@@ -124,12 +151,13 @@ class ChunkStore(ReadableStore):
     def discard(self, key: str) -> int:
         """Removes an entry, damaged or not, and returns the bytes that are free now.
 
-        In a store open for reading it stays, and this process passes over it from now on.
+        One that somebody reads or that another process's ingest wants stays, and so does every one
+        in a store open for reading; this process passes over it from now on.
         """
         if self.read_only:
             self._passed_over.add(key)
             return 0
-        with self._index.transaction():
+        with contextlib.ExitStack() as stack, self._index.transaction():
             try:
                 row = self._index.entry(key)
             except IntegrityError:  # a row we'd never write: it goes, and touches no file
@@ -138,12 +166,28 @@ class ChunkStore(ReadableStore):
             if row is None:
                 return 0
             self._damaged_groups.add(row.group)  # whoever looks for it now knows why it's gone
-            self._space.remove(row)
+            if not self._space.discard(row, stack):
+                self._passed_over.add(key)
+                return 0
         return row.size
 
     def protect(self, key: str) -> None:
-        """From now on, until this store is closed, its entries' eviction passes over `key`."""
+        """From now on, until this store is closed, eviction passes over `key`: this process's and,
+        as far as there is room to tell them, others'. The entry counts as ingested."""
         self._space.hold((key,))
+        if not self.read_only and key:
+            self._promote(key)
+            self._space.lease.add((key,))
+
+    def claim(self, key: str) -> bool:
+        """Says that this process is about to compute an entry; False where another is at it, or
+        was until now. A claim ends with the process or this store, or when it is stored."""
+        self._space.lease.prepare(1)
+        with self._index.transaction():
+            if key in self._space.leases.computing():
+                return False
+            self._space.lease.add((key,), computing=True)
+        return True
 
     @contextlib.contextmanager
     def pinned(self, keys: Iterable[str]) -> Iterator[None]:
@@ -177,8 +221,8 @@ class ChunkStore(ReadableStore):
         To be asked before work that would be in vain. Raises StoreFullError naming the limit
         needed.
         """
-        rows = (self._index.entry(key) for key in set(keep))
-        kept = sum(row.size for row in rows if row is not None)
+        keep = set(keep)
+        kept = self._space.kept_bytes(keep) + lease_bytes(len(keep))
         needed = nbytes + kept + self._space.overhead() + ROW_HEADROOM
         if needed > self.limit:
             raise StoreFullError(
@@ -195,10 +239,11 @@ class ChunkStore(ReadableStore):
         """
         self.require_writable()
         check_limit(limit_bytes)
+        self._space.make_room(0, limit_bytes)  # before it holds: it is never exceeded
         before = self.limit
         self._index.set_limit(limit_bytes)
         try:
-            self._space.make_room(0)
+            self._space.make_room(0)  # what others wrote meanwhile
         except StoreFullError:
             self._index.set_limit(before)
             raise

@@ -17,6 +17,7 @@ from cache_store.errors import DamagedEntry, IntegrityError
 from cache_store.group import Group
 from cache_store.index import EntryRow, Index
 from cache_store.journal import JOURNAL_FOLDER, journal_files
+from cache_store.lease import LEASES
 from cache_store.results import Problem, VerifyReport
 from cache_store.space import Space, walk
 
@@ -199,8 +200,12 @@ def _strangers(root: Path, index: Index) -> list[Path]:
     own = {root, kv, kv / PARTIAL}
     own |= {path.with_name(path.name + suffix) for path in databases for suffix in SUFFIXES}
     own |= {kv / name for name in index.names()}
-    own |= {root / JOURNAL_FOLDER, *journal_files(root)}
-    return sorted(path for path, _ in walk(root) if path not in own)
+    own |= {root / JOURNAL_FOLDER, *journal_files(root), kv / LEASES}
+    return sorted(
+        path
+        for path, _ in walk(root)
+        if path not in own and not (path.parent == kv / LEASES and path.suffix == ".lease")
+    )
 
 
 def _is_stray(path: Path, index: Index, partial: bool) -> bool:
