@@ -78,7 +78,7 @@ class ReadableStore:
         for member in ranked(group.members if group else (), context, regime, strict_context):
             header = self._sound_header(member.key)
             if header is None:
-                if self._index.entry(member.key) is not None:  # not evicted just now
+                if self._is_listed(member.key):  # not evicted just now
                     self._damaged_groups.add(group_id)
                 continue
             found = (header.spec, header.token_ids, header.context, header.regime)
@@ -153,6 +153,13 @@ class ReadableStore:
                 return None
             self._report(error)
             return None
+
+    def _is_listed(self, key: str) -> bool:
+        """Whether the index has a row of an entry, be it one that can't be read."""
+        try:
+            return self._index.entry(key) is not None
+        except IntegrityError:
+            return True
 
     def _report(self, error: IntegrityError) -> None:
         if error.message not in self.damaged:
