@@ -29,7 +29,9 @@ MARGIN = 64 * BLOCK
 """What small changes may add that reserve nothing: notes of uses, counters, rows that go. A log
 grows by them, too, as long as somebody reads and it can't be written back."""
 
-_CLAIM = ".claim"
+CLAIM = ".claim"
+"""Ending of files in `partial` that take nothing: bytes that are spoken for."""
+
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 32  # entries evicted in one transaction
 _Made = TypeVar("_Made")
 _SHARED_MEMORY = 32768  # a database's -shm file
@@ -143,7 +145,7 @@ class Space:
                 with contextlib.suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
                     seen += max(status.st_blocks * 512, round_up(status.st_size))
-                    seen += 0 if item.name.endswith(_CLAIM) else ROW_HEADROOM
+                    seen += 0 if item.name.endswith(CLAIM) else ROW_HEADROOM
         stored = self._index.stored_bytes
         if anew or started - self._scanned_at > _SCAN_SHARE * self._scan_seconds:
             known = {*self._databases, *self._folders, *self._logs}
@@ -205,7 +207,7 @@ class Space:
         self._make_room(round_up(size), lambda: None, limit=limit)
 
     def _claim(self, size: int) -> StagedFile:
-        name = secrets.token_hex(8) + _CLAIM
+        name = secrets.token_hex(8) + CLAIM
         return StagedFile(self._index.path.parent, name, size, claim=True)
 
     def _make_room(
@@ -313,13 +315,21 @@ class Space:
             self._index.set_group(row.group, group.without(row.key))
 
     def sweep(self) -> int:
-        """Removes what dead processes left behind, within a transaction: half-written files, their
-        lists of entries in use, finished files that no entry names. Returns how many."""
-        swept = self.leases.sweep() + self.sweep_orphans()
+        """Removes what dead processes left behind, within a transaction: half-written files,
+        claims, lists of entries in use, finished files that no entry names. Returns how many."""
+        return self._sweep_partial("") + self.leases.sweep() + self.sweep_orphans()
+
+    def sweep_traces(self) -> None:
+        """Removes of it what holds no data: claims and lists. Within a transaction."""
+        self._sweep_partial(CLAIM)
+        self.leases.sweep()
+
+    def _sweep_partial(self, ending: str) -> int:
+        swept = 0
         with contextlib.suppress(FileNotFoundError), os.scandir(self._partial) as items:
             for item in items:
                 path = Path(item.path)
-                if is_abandoned(path):
+                if path.name.endswith(ending) and is_abandoned(path):
                     with contextlib.suppress(OSError):
                         path.unlink()
                         swept += 1

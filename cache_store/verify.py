@@ -19,7 +19,7 @@ from cache_store.index import EntryRow, Index
 from cache_store.journal import JOURNAL_FOLDER, journal_files
 from cache_store.lease import LEASES
 from cache_store.results import Problem, VerifyReport
-from cache_store.space import Space, walk
+from cache_store.space import CLAIM, Space, walk
 
 _RECENT_SECONDS = 3600.0
 _CHANGE_SECONDS = 0.2  # a change is through by then, an evicted entry's file gone like its row
@@ -62,6 +62,9 @@ def verify_store(
     _check_entries(index, space, findings, repair, on_bytes)
     _check_groups(index, findings, repair)
     _check_files(root, index, findings, repair)
+    if repair:
+        with index.transaction():
+            space.sweep_traces()
     return VerifyReport(
         findings.checked, len(findings.sound), tuple(findings.problems), findings.repaired
     )
@@ -201,10 +204,11 @@ def _strangers(root: Path, index: Index) -> list[Path]:
     own |= {path.with_name(path.name + suffix) for path in databases for suffix in SUFFIXES}
     own |= {kv / name for name in index.names()}
     own |= {root / JOURNAL_FOLDER, *journal_files(root), kv / LEASES}
+    traces = {(kv / LEASES, ".lease"), (kv / PARTIAL, CLAIM)}  # of the living, or swept in time
     return sorted(
         path
         for path, _ in walk(root)
-        if path not in own and not (path.parent == kv / LEASES and path.suffix == ".lease")
+        if path not in own and (path.parent, path.suffix) not in traces
     )
 
 
