@@ -51,7 +51,7 @@ class ChunkText:
 @dataclass(frozen=True)
 class DocumentInfo:
     """A document as it was ingested. digest: of its bytes; settings: JSON of how it was cut;
-    ingested_at: seconds since the epoch."""
+    ingested_at: seconds since the epoch. pinned: its chunks are never evicted."""
 
     source: str
     digest: str
@@ -59,6 +59,7 @@ class DocumentInfo:
     chunks: int
     tokens: int
     ingested_at: float
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ class Catalog:
         """claim: text is written within one of that many bytes; may raise."""
         self.path = path
         self._claim = claim or (lambda size: contextlib.nullcontext())
-        self._pinned: tuple[int, set[str]] = (-1, set())
         self._lock = threading.RLock()
         with guarded(path):
             if read_only:
@@ -216,41 +216,9 @@ class Catalog:
         return self._documents("ORDER BY place, source", ())
 
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
-        columns = "source, digest, settings, chunks, tokens, ingested_at"
-        return [
-            DocumentInfo(*row) for row in self.ask(f"SELECT {columns} FROM document {rest}", values)
-        ]
-
-    # Pins.
-
-    def pin(self, sources: Iterable[str], pinned: bool = True) -> int:
-        """Has the documents' chunks never evicted, or no longer so; how many it changes."""
-        changed, some = 0, [_raw(source) for source in sources]
-        for start in range(0, len(some), _AT_ONCE):
-            with self._shortened(), self.writing() as db:
-                for source in some[start : start + _AT_ONCE]:
-                    found = db.execute(
-                        "UPDATE document SET pinned = ?"
-                        " WHERE source = CAST(? AS TEXT) AND pinned != ?",
-                        (pinned, source, pinned),
-                    )
-                    changed += found.rowcount
-        return changed
-
-    def pinned(self) -> list[str]:
-        """The pinned documents, in the documents' order."""
-        rows = self.ask("SELECT source FROM document WHERE pinned ORDER BY place, source")
-        return [source for (source,) in rows]
-
-    def pinned_chunks(self) -> set[str]:
-        """Ids of the chunks of pinned documents."""
-        revision = self.revision
-        if self._pinned[0] != revision:
-            rows = self.ask(
-                "SELECT DISTINCT chunk_id FROM chunk JOIN document USING (source) WHERE pinned"
-            )
-            self._pinned = revision, {name for (name,) in rows}
-        return self._pinned[1]
+        columns = "source, digest, settings, chunks, tokens, ingested_at, pinned"
+        rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
+        return [DocumentInfo(*row[:6], pinned=bool(row[6])) for row in rows]
 
     # Chunks.
 

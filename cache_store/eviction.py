@@ -14,6 +14,7 @@ from cache_store.catalog import Catalog
 from cache_store.disk import lock_unused
 from cache_store.errors import CacheblendError, IntegrityError, UsageError
 from cache_store.index import EntryRow, Index, Use
+from cache_store.pins import Pins
 
 Policy = Literal["lru", "lfu", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -87,11 +88,12 @@ class Eviction:
     ) -> None:
         self._index, self._held, self._listed = index, held, listed
         self._catalog: Catalog | None = None
+        self._pins: Pins | None = None
         self._queues = {True: _Queue(), False: _Queue()}
 
     def use_catalog(self, catalog: Catalog) -> None:
         """Where the policy and the pins are from now on."""
-        self._catalog = catalog
+        self._catalog, self._pins = catalog, Pins(catalog)
 
     @property
     def policy(self) -> Policy:
@@ -102,7 +104,7 @@ class Eviction:
         return self._index.groups_of_chunks(self._pinned_chunks())
 
     def _pinned_chunks(self) -> set[str]:
-        return self._catalog.pinned_chunks() if self._catalog else set()
+        return self._pins.chunks() if self._pins else set()
 
     def suffices(self, excess: int, *, saved_only: bool) -> bool:
         """Whether entries of so many bytes could go now."""

@@ -12,11 +12,13 @@ from cache_store.counters import Counters
 from cache_store.database import guarded
 from cache_store.entry import EntryHeader, EntryReader, read_header
 from cache_store.errors import DamagedEntry, IntegrityError, NotFoundError
+from cache_store.eviction import Policy
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
 from cache_store.journal import Journal, journal_files
 from cache_store.keys import KVSpec, entry_key, group_key
 from cache_store.misses import MissReason, reason_for_miss
+from cache_store.pins import Pins
 from cache_store.place import KV_FOLDER
 from cache_store.results import EntryInfo, Match, StoreStats
 from cache_store.space import Space
@@ -42,6 +44,7 @@ class ReadableStore:
         except BaseException:
             self._index.close()
             raise
+        self.pins = Pins(self.catalog)
         self.counters = Counters(self.catalog, read_only=read_only)
         self.journal = Journal(path, read_only=read_only, claim=self._space.claim)
         self._space.use(self.catalog, self._count_evicted)
@@ -78,7 +81,7 @@ class ReadableStore:
         for member in ranked(group.members if group else (), context, regime, strict_context):
             header = self._sound_header(member.key)
             if header is None:
-                if self._is_listed(member.key):  # not evicted just now
+                if self.has_entry(member.key):  # not evicted just now
                     self._damaged_groups.add(group_id)
                 continue
             found = (header.spec, header.token_ids, header.context, header.regime)
@@ -112,6 +115,13 @@ class ReadableStore:
         key = entry_key(group_key(spec, token_ids), context, regime)
         header = self._sound_header(key)
         return header is not None and header.key == key
+
+    def has_entry(self, key: str) -> bool:
+        """Whether the index has a row of an entry, be it one that can't be read."""
+        try:
+            return self._index.entry(key) is not None
+        except IntegrityError:
+            return True
 
     def open_entry(self, key: str) -> EntryReader:
         """An entry's reader; until it is closed the entry isn't removed by any process.
@@ -154,13 +164,6 @@ class ReadableStore:
             self._report(error)
             return None
 
-    def _is_listed(self, key: str) -> bool:
-        """Whether the index has a row of an entry, be it one that can't be read."""
-        try:
-            return self._index.entry(key) is not None
-        except IntegrityError:
-            return True
-
     def _report(self, error: IntegrityError) -> None:
         if error.message not in self.damaged:
             self.damaged.append(error.message)
@@ -188,6 +191,7 @@ class ReadableStore:
                     used_at=row.used_at,
                     hits=row.hits,
                     chunk_id=group.chunk_id,
+                    saved=row.saved,
                     context=member.context,
                 )
 
@@ -205,6 +209,11 @@ class ReadableStore:
         """The size limit in bytes."""
         return self._index.limit
 
+    @property
+    def eviction(self) -> Policy:
+        """Which entries go first where room is needed: "lru", "lfu" or "none"."""
+        return self._space.eviction.policy
+
     def stats(self) -> StoreStats:
         """The store in numbers."""
         entries = list(self.entries())
@@ -213,12 +222,15 @@ class ReadableStore:
         return StoreStats(
             path=str(self.path),
             limit=self.limit,
+            eviction=self.eviction,
             used=self.used_bytes(),
             entries=len(entries),
+            saved_entries=sum(entry.saved for entry in entries),
             chunks=len({entry.chunk_id for entry in entries} - {""}),
             entry_bytes=sum(entry.nbytes for entry in entries),
             entry_tokens=sum(entry.tokens for entry in entries),
             documents=len(documents),
+            pinned_documents=sum(document.pinned for document in documents),
             document_chunks=sum(document.chunks for document in documents),
             document_tokens=sum(document.tokens for document in documents),
             models=tuple(sorted(self.catalog.model_name(m) or m for m in models)),

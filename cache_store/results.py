@@ -28,7 +28,7 @@ class Match:
 class EntryInfo:
     """One stored entry. nbytes: on disk; times in seconds since the epoch; hits: times opened.
     chunk_id: of the chunk's text, empty for the prefix and where the writer gave none; context:
-    the ids it was computed behind."""
+    the ids it was computed behind. saved: by a prompt alone, no ingest has wanted it."""
 
     key: str
     spec: KVSpec
@@ -41,21 +41,26 @@ class EntryInfo:
     hits: int
     chunk_id: str = ""
     context: tuple[int, ...] = ()
+    saved: bool = False
 
 
 @dataclass(frozen=True)
 class StoreStats:
     """A store in numbers. Sizes in bytes; used counts every byte on disk, entry_bytes the chunk
-    files alone; times in seconds since the epoch, None without entries."""
+    files alone; saved_entries are those that prompts saved, no ingest; times in seconds since the
+    epoch, None without entries."""
 
     path: str
     limit: int
+    eviction: str
     used: int
     entries: int
+    saved_entries: int
     chunks: int
     entry_bytes: int
     entry_tokens: int
     documents: int
+    pinned_documents: int
     document_chunks: int
     document_tokens: int
     models: tuple[str, ...]

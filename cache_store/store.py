@@ -10,6 +10,7 @@ from typing import Any
 from cache_store.database import guarded, is_writable
 from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
 from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, UsageError
+from cache_store.eviction import check_policy, set_policy
 from cache_store.group import Group
 from cache_store.index import Index
 from cache_store.keys import KVSpec
@@ -88,14 +89,15 @@ class ChunkStore(ReadableStore):
         layers: for each layer K (before RoPE) and V as C-contiguous little-endian buffers,
         [tokens, kv_heads, head_dim] each, in the spec's dtype. context: the ids it was computed
         behind. chunk_id: of the chunk's text, so that the catalog's chunks lead to their entries.
-        saved: for one prompt, not ingested; such entries go first where room is needed, and push
-        out nothing but each other. One that is put without it, or protected, is such no longer.
+        saved: for one prompt, not ingested; it pushes out nothing but its like, and goes first
+        where room is needed, unless it has neither context nor id, as the prefix. One that is put
+        without it, or protected, is such no longer.
         Raises StoreFullError where it doesn't fit, even after eviction, UsageError for a store
         open for reading, ValueError for layers of another shape.
         """
         self.require_writable()
         header = EntryHeader(spec, tuple(token_ids), tuple(context), regime, chunk_id)
-        key = header.key
+        key, one_off = header.key, saved and bool(chunk_id or context)
         if self._is_there(key):
             self._index.touch(key)
             if not saved:
@@ -109,7 +111,7 @@ class ChunkStore(ReadableStore):
             with contextlib.ExitStack() as stack, self._index.transaction():
                 if not self._is_there(key):  # else another process was faster
                     stack.enter_context(self._space.parting(self._replaced(key)))
-                    self._index.set_entry(key, staged, header.group, saved)
+                    self._index.set_entry(key, staged, header.group, one_off)
                     self._list(header)
         finally:
             staged.close()
@@ -247,6 +249,14 @@ class ChunkStore(ReadableStore):
         except StoreFullError:
             self._index.set_limit(before)
             raise
+
+    def set_eviction(self, policy: str) -> None:
+        """Sets, for every process, which entries go first where room is needed: "lru" those used
+        longest ago, "lfu" those used least (uses count half after a week), "none" none: what
+        doesn't fit is refused. Raises UsageError for another."""
+        wanted = check_policy(policy)
+        self.require_writable()
+        set_policy(self.catalog, wanted)
 
     # Looking over the whole.
 

@@ -107,6 +107,7 @@ class StoreListing:
                 count_text(sum(1 for chunk_id in ids if chunk_id in self.by_chunk)),
                 count_text(document.tokens),
                 size_text(sum(e.nbytes for i in set(ids) for e in self.by_chunk.get(i, []))),
+                "yes" if document.pinned else "",
                 _moment(document.ingested_at),
             ]
 
@@ -174,6 +175,7 @@ class StoreListing:
             "context_tokens": entry.context_tokens,
             "regime": entry.regime,
             "bytes": entry.nbytes,
+            "saved": entry.saved,
             "hits": entry.hits,
             "stored_at": entry.stored_at,
             "used_at": entry.used_at,

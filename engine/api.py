@@ -304,7 +304,7 @@ class Engine:
         prefix, kind = prompt.prefix_ids, self.blueprint.context
         context = prefix if kind == "prefix" else self.template.context(kind)
         try:
-            self.writer(context, prefix).write_missing(missing)
+            self.writer(context, prefix).write_missing(missing, saved=True)
         except CacheblendError as error:  # the answer is there; it must not be lost for this
             return (f"not every new chunk was stored: {error.message}",)
         return ()

@@ -2,12 +2,13 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cache_store.catalog import ChunkText
-from cache_store.keys import chunk_id
+from cache_store.keys import chunk_id, entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.chunking import Chunk, split_document
@@ -16,6 +17,8 @@ from engine.precompute import OnStored
 from engine.prompt import PromptChunk
 from engine.tokenizer import Tokenizer
 
+PATIENCE = 30.0  # seconds to wait for another ingest that stores nothing
+POLL_SECONDS = 0.05
 CUTTING_VERSION = 1  # raise it when the same text would be cut elsewhere
 
 
@@ -166,7 +169,16 @@ class Cutter:
         context = self.model.chunk_context
         regime = self.model.regime(len(context) + len(token_ids))
         match = self.store.find(self.model.spec, token_ids, context, regime=regime)
-        return match.key if match is not None and match.exact else None
+        if match is None or not match.exact:
+            return None
+        self.store.protect(match.key)  # and then see that nobody removed it before
+        return match.key if self.store.has_entry(match.key) else None
+
+    def key(self, token_ids: Sequence[int]) -> str:
+        """Key that a chunk's entry has, or will have."""
+        context = self.model.chunk_context
+        regime = self.model.regime(len(context) + len(token_ids))
+        return entry_key(group_key(self.model.spec, token_ids), context, regime)
 
 
 class ChunkComputer(Protocol):
@@ -204,6 +216,8 @@ def run_ingest(
     cutter.store.protect(writer.write_prefix())
     ledger.advance()
     writer.write_all(ledger.missing(writer), ledger.stored)
+    while chunks := ledger.left(writer):
+        writer.write_all(chunks, ledger.stored)
 
 
 class _Ledger:
@@ -225,10 +239,11 @@ class _Ledger:
         self._planned = {c.chunk_id for document in plan.documents for c in document.chunks}
         self._awaited = set(plan.missing)
         self._document = self._chunk = 0  # what comes before this chunk is done
+        self._others: list[PromptChunk] = []  # what another ingest is computing
         self._lock = threading.Lock()
 
     def missing(self, writer: ChunkComputer) -> Iterator[PromptChunk]:
-        """What is to be computed, in the documents' order."""
+        """What is to be computed, in the documents' order, but for what another ingest is at."""
         unseen = set(self._plan.missing)
         for document in self._plan.documents:
             for chunk in document.chunks:
@@ -237,10 +252,41 @@ class _Ledger:
                 unseen.discard(chunk.chunk_id)
                 ids = tuple(self._cutter.model.tokenizer.encode(chunk.text))
                 key = writer.held(ids)
-                if key is None:
-                    yield PromptChunk(ids, chunk.chunk_id)
-                else:  # another ingest was faster
+                if key is not None:  # another ingest was faster
                     self._settle(chunk.chunk_id, key)
+                elif self._cutter.store.claim(self._cutter.key(ids)):
+                    yield PromptChunk(ids, chunk.chunk_id)
+                else:
+                    self._others.append(PromptChunk(ids, chunk.chunk_id))
+
+    def left(self, writer: ChunkComputer) -> list[PromptChunk]:
+        """What is to be computed once all else is stored: what another ingest was computing and
+        gave up, or doesn't get on with. Waits while it does.
+
+        As everything this ingest said it would compute is stored by then, two never wait for each
+        other; and nobody waits longer than PATIENCE for nothing.
+        """
+        until = time.monotonic() + PATIENCE
+        while self._others:
+            waiting, ours = [], []
+            for chunk in self._others:
+                key = writer.held(chunk.token_ids)
+                if key is not None:
+                    self._settle(chunk.chunk_id or "", key)
+                elif self._cutter.store.claim(self._cutter.key(chunk.token_ids)):
+                    ours.append(chunk)
+                else:
+                    waiting.append(chunk)
+            if len(waiting) < len(self._others):
+                until = time.monotonic() + PATIENCE
+            elif time.monotonic() > until:
+                waiting, ours = [], waiting
+            self._others = waiting
+            if ours:
+                return ours
+            if waiting:
+                time.sleep(POLL_SECONDS)
+        return []
 
     def stored(self, chunk: PromptChunk, key: str) -> None:
         """A chunk was computed and stored."""

@@ -140,19 +140,25 @@ class ChunkWriter:
             return None
         return entry_key(group_key(self.spec, token_ids), self.context, regime)
 
-    def write(self, token_ids: Sequence[int], chunk_id: str | None = None) -> str:
+    def write(
+        self, token_ids: Sequence[int], chunk_id: str | None = None, *, saved: bool = False
+    ) -> str:
         """Computes one chunk's KV and stores it; returns the entry's key.
 
-        Raises StoreFullError, UsageError for a chunk longer than the model's context.
+        saved: for a prompt, see `ChunkStore.put`. Raises StoreFullError, UsageError for a chunk
+        longer than the model's context.
         """
         keys: list[str] = []
         chunk = PromptChunk(tuple(token_ids), chunk_id)
         self._check(chunk)
-        for _ in self._stored(self._precomputer.batch([chunk]), lambda _, key: keys.append(key)):
+        batch = self._precomputer.batch([chunk])
+        for _ in self._stored(batch, lambda _, key: keys.append(key), saved):
             pass
         return keys[0]
 
-    def write_all(self, chunks: Iterable[PromptChunk], on_stored: OnStored) -> None:
+    def write_all(
+        self, chunks: Iterable[PromptChunk], on_stored: OnStored, *, saved: bool = False
+    ) -> None:
         """Computes chunks in batches, and stores each while the next is computed.
 
         on_stored is told of each chunk that is stored and its entry's key, in order, in another
@@ -168,7 +174,7 @@ class ChunkWriter:
                 if turn not in spaces or len(spaces[turn]) < self._precomputer.batch_values(tokens):
                     spaces[turn] = self._precomputer.new_space(max(tokens, BATCH_TOKENS))
                 computed = self._precomputer.batch(batch, spaces[turn])
-                behind.submit(self._stored(computed, on_stored))
+                behind.submit(self._stored(computed, on_stored, saved))
 
     def batches(self, chunks: Iterable[PromptChunk]) -> Iterator[list[PromptChunk]]:
         """Chunks in order, as many at a time as are computed together: of one length regime, and
@@ -195,7 +201,7 @@ class ChunkWriter:
                 f"with its prefix it takes chunks under {limit} tokens",
             )
 
-    def _stored(self, batch: Batch, on_stored: OnStored) -> Iterator[None]:
+    def _stored(self, batch: Batch, on_stored: OnStored, saved: bool) -> Iterator[None]:
         """Stores a batch, a chunk a step."""
         for chunk, layers in batch.layers():
             key = self.store.put(
@@ -205,23 +211,26 @@ class ChunkWriter:
                 batch.regime,
                 layers,
                 chunk_id=chunk.chunk_id or "",
+                saved=saved,
             )
             on_stored(chunk, key)
             yield
 
-    def write_missing(self, chunks: Iterable[PromptChunk | Segment]) -> int:
-        """Stores the prefix and those of the chunks that are not there; counts the latter."""
+    def write_missing(self, chunks: Iterable[PromptChunk | Segment], *, saved: bool = False) -> int:
+        """Stores the prefix and those of the chunks that are not there; counts the latter.
+
+        saved: for a prompt, see `ChunkStore.put`. Raises StoreFullError."""
         missing = {
             chunk.token_ids: PromptChunk(chunk.token_ids, chunk.chunk_id)
             for chunk in chunks
             if chunk.token_ids and self.held(chunk.token_ids) is None
         }
         if missing:
-            self.write_prefix()
-            self.write_all(missing.values(), lambda chunk, key: None)
+            self.write_prefix(saved=saved)
+            self.write_all(missing.values(), lambda chunk, key: None, saved=saved)
         return len(missing)
 
-    def write_prefix(self) -> str:
+    def write_prefix(self, *, saved: bool = False) -> str:
         """Stores the prefix's own KV, itself behind nothing, unless it is there.
 
         Returns the entry's key ("" for an empty prefix, which has none).
@@ -229,4 +238,4 @@ class ChunkWriter:
         if not self.prefix:
             return ""
         alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
-        return alone.held(self.prefix) or alone.write(self.prefix)
+        return alone.held(self.prefix) or alone.write(self.prefix, saved=saved)

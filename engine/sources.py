@@ -54,6 +54,7 @@ class KVStore(Protocol):
         layers: Sequence[tuple[Any, Any]],
         *,
         chunk_id: str = "",
+        saved: bool = False,
     ) -> str: ...
 
     def contains(

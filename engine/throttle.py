@@ -69,8 +69,11 @@ class ThrottledStore:
         layers: Sequence[tuple[Any, Any]],
         *,
         chunk_id: str = "",
+        saved: bool = False,
     ) -> str:
-        return self._store.put(spec, token_ids, context, regime, layers, chunk_id=chunk_id)
+        return self._store.put(
+            spec, token_ids, context, regime, layers, chunk_id=chunk_id, saved=saved
+        )
 
     def contains(
         self, spec: KVSpec, token_ids: Sequence[int], context: Sequence[int], regime: str = ""

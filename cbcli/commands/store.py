@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from cache_store.errors import IntegrityError, UsageError
-from cache_store.place import MIN_LIMIT
 from cache_store.store import ChunkStore, VerifyReport
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
-from cbcli.commands import estimate, store_ls, store_show, store_stats
+from cbcli.commands import estimate, store_limit, store_ls, store_pin, store_show, store_stats
 from cbcli.output import Output
-from cbcli.settings import parse_size
 from cbcli.store_access import StoreDir, confirm, known_source, reading, store_settings, writing
 from cbcli.store_listing import SHOWN_DIGITS, plural
 from cbcli.units import count_text, size_text
@@ -24,6 +22,9 @@ app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate)
 app.command("ls", epilog=store_ls.EXAMPLES)(store_ls.list_store)
 app.command("show", epilog=store_show.EXAMPLES)(store_show.show)
 app.command("stats", epilog=store_stats.EXAMPLES)(store_stats.stats)
+app.command("limit", epilog=store_limit.EXAMPLES)(store_limit.limit)
+app.command("pin", epilog=store_pin.EXAMPLES)(store_pin.pin)
+app.command("unpin", epilog=store_pin.UNPIN_EXAMPLES)(store_pin.unpin)
 
 
 @app.command(
@@ -76,6 +77,12 @@ def rm(
         if everything and not yes and not dry_run:
             confirm(f"Remove all {len(sources)} documents and {len(keys)} stored entries?")
         removed, freed = _remove(store, sources, keys, dry_run=dry_run)
+        left = 0 if dry_run else sum(store.has_entry(key) for key in keys)
+    if left:
+        out.warn(
+            f"{plural(left, 'entry is', 'entries are')} in use by another process and stayed",
+            "remove them again later",
+        )
     if json:
         out.data(
             {"documents": sources, "entries": removed, "bytes_freed": freed, "dry_run": dry_run}
@@ -135,40 +142,6 @@ def path(
         out.line(str(settings.store))
 
 
-@app.command(epilog=examples("cacheblend store limit", "cacheblend store limit 50GB"))
-def limit(
-    size: Annotated[
-        str | None, typer.Argument(help="The new limit: 50GB, 500MiB or a number of bytes.")
-    ] = None,
-    store_dir: StoreDir = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-) -> None:
-    """Show how large the store may get, or set it.
-
-    The limit counts every byte on the disk. A smaller one removes the chunks used longest ago;
-    where there is no store yet, one is made."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
-    evicted = 0
-    if size is None:
-        with reading(store_dir) as store:
-            now, used = store.limit, store.used_bytes()
-    else:
-        wanted = _size(size)
-        with ChunkStore.open(store_settings(store_dir).store, limit_bytes=wanted) as store:
-            before = sum(1 for _ in store.entries())
-            store.set_limit(wanted)
-            evicted = before - sum(1 for _ in store.entries())
-            now, used = store.limit, store.used_bytes()
-    if json:
-        out.data({"limit": now, "used": used, "entries_evicted": evicted})
-        return
-    out.line(f"{size_text(now)} ({now} bytes), {size_text(used)} used")
-    if evicted:
-        out.note(f"removed {plural(evicted, 'entry', 'entries')} used longest ago")
-
-
 def _keys_of_documents(store: ChunkStore, sources: Sequence[str]) -> list[str]:
     """Entries of the chunks that these documents have and no others."""
     gone = {chunk.chunk_id for source in sources for chunk in store.catalog.chunks(source)}
@@ -189,16 +162,6 @@ def _remove(
         store.catalog.remove_document(source)
     freed = [store.discard(key) for key in keys]
     return sum(1 for size in freed if size), sum(freed)
-
-
-def _size(text: str) -> int:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise UsageError(f"the limit is {text!r}", f"expected {error}") from None
-    if size < MIN_LIMIT:
-        raise UsageError(f"a limit of {text} is too small", f"at least {size_text(MIN_LIMIT)}")
-    return size
 
 
 def _problem_row(where: str, what: str) -> list[str]:

@@ -66,7 +66,7 @@ def list_store(
         if json:
             out.data(listing.described())
         elif documents:
-            headers = ["document", "chunks", "cached", "tokens", "size", "ingested"]
+            headers = ["document", "chunks", "cached", "tokens", "size", "pinned", "ingested"]
             right = ["chunks", "cached", "tokens", "size"]
             out.table(headers, listing.document_rows(), right=right)
         else:

@@ -62,7 +62,8 @@ def _counter_pairs(counters: Mapping[str, int]) -> list[tuple[str, object]]:
                 (label, f"{count_text(sum(counts.values()), 'chunks')}: {', '.join(parts)}")
             )
     if counters.get("eviction"):
-        pairs.append(("evicted", count_text(counters["eviction"], "entries")))
+        freed = size_text(counters.get("eviction.bytes", 0))
+        pairs.append(("evicted", f"{count_text(counters['eviction'], 'entries')}, {freed}"))
     return pairs
 
 
@@ -71,7 +72,12 @@ def _stat_pairs(found: StoreStats) -> list[tuple[str, object]]:
     pairs: list[tuple[str, object]] = [
         ("path", found.path),
         ("used", f"{size_text(found.used)} of {size_text(found.limit)} ({share})"),
-        ("documents", count_text(found.documents)),
+        ("eviction", found.eviction),
+        (
+            "documents",
+            count_text(found.documents)
+            + (f", {found.pinned_documents:,} pinned" if found.pinned_documents else ""),
+        ),
         (
             "chunks",
             f"{count_text(found.document_chunks)}, {count_text(found.document_tokens, 'tokens')}",
@@ -79,7 +85,8 @@ def _stat_pairs(found: StoreStats) -> list[tuple[str, object]]:
         (
             "entries",
             f"{count_text(found.entries)}, {count_text(found.entry_tokens, 'tokens')}, "
-            f"{size_text(found.entry_bytes)}",
+            f"{size_text(found.entry_bytes)}"
+            + (f", {found.saved_entries:,} of them only saved" if found.saved_entries else ""),
         ),
         ("models", ", ".join(found.models) or "none"),
         ("hits", count_text(found.hits)),

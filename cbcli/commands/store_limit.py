@@ -1,0 +1,83 @@
+"""`cacheblend store limit`: how large the store may get, and what goes first then."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cache_store.errors import UsageError
+from cache_store.eviction import Policy, check_policy
+from cache_store.place import MIN_LIMIT
+from cache_store.store import ChunkStore
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.output import Output
+from cbcli.settings import parse_size
+from cbcli.store_access import StoreDir, reading, store_settings, writing
+from cbcli.store_listing import plural
+from cbcli.units import size_text
+
+EXAMPLES = examples(
+    "cacheblend store limit",
+    "cacheblend store limit 50GB",
+    "cacheblend store limit --eviction lfu",
+)
+
+_WORDS: dict[Policy, str] = {
+    "lru": "evicts what was used longest ago",
+    "lfu": "evicts what was used least",
+    "none": "evicts nothing",
+}
+
+
+def limit(
+    size: Annotated[
+        str | None, typer.Argument(help="The new limit: 50GB, 500MiB or a number of bytes.")
+    ] = None,
+    eviction: Annotated[
+        str | None,
+        typer.Option("--eviction", help="What goes first: lru, lfu or none.", metavar="POLICY"),
+    ] = None,
+    store_dir: StoreDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Show how large the store may get and what goes first then, or set it.
+
+    The limit counts every byte on the disk. A smaller one removes chunks: first those that only
+    prompts saved, then those used longest ago (lru) or least (lfu); with none, nothing is removed
+    and what doesn't fit is refused. Pinned documents stay. Where there is no store yet, one is
+    made."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    policy = None if eviction is None else check_policy(eviction)
+    evicted = 0
+    if size is not None:
+        wanted = _size(size)
+        with ChunkStore.open(store_settings(store_dir).store, limit_bytes=wanted) as store:
+            if policy is not None:
+                store.set_eviction(policy)
+            before = sum(1 for _ in store.entries())
+            store.set_limit(wanted)
+            evicted = before - sum(1 for _ in store.entries())
+    elif policy is not None:
+        with writing(store_dir) as store:
+            store.set_eviction(policy)
+    with reading(store_dir) as store:
+        now, used, policy = store.limit, store.used_bytes(), store.eviction
+    if json:
+        out.data({"limit": now, "used": used, "eviction": policy, "entries_evicted": evicted})
+        return
+    out.line(f"{size_text(now)} ({now} bytes), {size_text(used)} used; {_WORDS[policy]} ({policy})")
+    if evicted:
+        out.note(f"removed {plural(evicted, 'entry', 'entries')} to fit")
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"the limit is {text!r}", f"expected {error}") from None
+    if size < MIN_LIMIT:
+        raise UsageError(f"a limit of {text} is too small", f"at least {size_text(MIN_LIMIT)}")
+    return size

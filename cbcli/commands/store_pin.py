@@ -1,0 +1,77 @@
+"""`cacheblend store pin` and `unpin`: documents whose chunks are never evicted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cache_store.errors import UsageError
+from cache_store.store import ChunkStore
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.output import Output
+from cbcli.session import shown_source
+from cbcli.store_access import StoreDir, known_source, writing
+from cbcli.store_listing import plural
+
+EXAMPLES = examples("cacheblend store pin notes/plan.md", "cacheblend store pin --all")
+UNPIN_EXAMPLES = examples("cacheblend store unpin notes/plan.md", "cacheblend store unpin --all")
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(help="Documents, as `store ls --documents` names them.", metavar="SOURCE…"),
+]
+
+
+def pin(
+    sources: Sources = None,
+    everything: Annotated[bool, typer.Option("--all", help="Pin all documents.")] = False,
+    store_dir: StoreDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Keep documents' chunks in the store: they are never evicted to make room.
+
+    They can still be removed by name, and a pinned document can be ingested again."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with writing(store_dir) as store:
+        chosen = _chosen(store, sources, everything)
+        changed = store.pins.pin(chosen, True)
+        _report(out, store, chosen, changed, "pinned")
+
+
+def unpin(
+    sources: Sources = None,
+    everything: Annotated[bool, typer.Option("--all", help="Unpin all documents.")] = False,
+    store_dir: StoreDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Let documents' chunks be evicted again."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with writing(store_dir) as store:
+        chosen = _chosen(store, sources, everything)
+        changed = store.pins.pin(chosen, False)
+        _report(out, store, chosen, changed, "unpinned")
+
+
+def _chosen(store: ChunkStore, sources: list[str] | None, everything: bool) -> list[str]:
+    if bool(sources) == everything:
+        raise UsageError("say which documents", "give their names, or --all")
+    if everything:
+        return [document.source for document in store.catalog.documents()]
+    return [known_source(store, given) for given in dict.fromkeys(sources or ())]
+
+
+def _report(out: Output, store: ChunkStore, chosen: list[str], changed: int, done: str) -> None:
+    pinned = store.pins.documents()
+    if out.json:
+        out.data({"documents": chosen, "changed": changed, "pinned": pinned})
+        return
+    already = len(chosen) - changed
+    was = f", {already} {'was' if already == 1 else 'were'} already" if already else ""
+    out.line(f"{done} {plural(changed, 'document', 'documents')}{was}; {len(pinned)} pinned in all")
+    for source in chosen:
+        out.note(shown_source(source), level=1)
