@@ -218,7 +218,7 @@ class Catalog:
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
         columns = "source, digest, settings, chunks, tokens, ingested_at, pinned"
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
-        return [DocumentInfo(*row[:6], pinned=bool(row[6])) for row in rows]
+        return [DocumentInfo(*row, bool(pinned)) for *row, pinned in rows]
 
     # Chunks.
 
