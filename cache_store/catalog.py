@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ class Catalog:
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
         columns = "source, digest, settings, chunks, tokens, ingested_at, pinned"
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
-        return [DocumentInfo(*row, bool(pinned)) for *row, pinned in rows]
+        return [replace(DocumentInfo(*row[:-1]), pinned=bool(row[-1])) for row in rows]
 
     # Chunks.
 
