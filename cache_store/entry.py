@@ -269,12 +269,27 @@ def _fields(data: memoryview) -> EntryHeader:
     )
 
 
+def header_length(start: bytes | memoryview, size: int, name: str) -> int:
+    """How long the header of a chunk file is, from its first 32 bytes; size: of the whole file.
+
+    Raises DamagedEntry, naming the file `name`, for what isn't one.
+    """
+    return _needed(start, size, Path(name))
+
+
+def parse_header(data: bytes | memoryview, size: int, name: str) -> EntryHeader:
+    """The header from its bytes, `header_length` of them, checked as `read_header` does."""
+    return _parse(memoryview(data), size, Path(name))
+
+
 class EntryReader:
     """A chunk file mapped into memory.
 
     Views that `layer` gave stay good after `close`: they hold the mapping. Raises DamagedEntry
     when made for a file that is missing, cut short, foreign, a link, or has a damaged header.
     """
+
+    tier = "disk"
 
     def __init__(self, path: Path, on_close: Callable[[], None] | None = None) -> None:
         self._map: mmap.mmap | None = None
@@ -320,6 +335,11 @@ class EntryReader:
                 raise DamagedEntry(f"chunk file {self.path.name} is damaged in layer {index}")
             self._checked[index] = True
         return data[: length // 2], data[length // 2 :]
+
+    @property
+    def file(self) -> memoryview:
+        """The whole file's bytes, good until `close`; the layers' are unchecked."""
+        return self._view
 
     def verify(self) -> None:
         """Checks every layer. Raises DamagedEntry for the first that isn't as it was written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,7 @@ from cache_store.pins import Pins
 from cache_store.place import KV_FOLDER
 from cache_store.results import EntryInfo, Match, StoreStats
 from cache_store.space import Space
+from cache_store.tiers.protocol import Reader
 
 
 class ReadableStore:
@@ -54,6 +55,12 @@ class ReadableStore:
         self.counters.add("eviction.bytes", nbytes)
 
     # Finding and reading.
+
+    def look_ahead(
+        self, spec: KVSpec, chunks: Iterable[Sequence[int]], seconds: float | None = None
+    ) -> None:
+        """Says, before a prompt, which chunks (token ids) will be looked for: a store with a remote
+        asks for all of them at once. seconds: to be waited for a remote in all; None: as set."""
 
     def find(
         self,
@@ -123,7 +130,7 @@ class ReadableStore:
         except IntegrityError:
             return True
 
-    def open_entry(self, key: str) -> EntryReader:
+    def open_entry(self, key: str) -> Reader:
         """An entry's reader; until it is closed the entry isn't removed by any process.
 
         Raises NotFoundError where there is no such entry and DamagedEntry where it can't be used.
@@ -167,6 +174,10 @@ class ReadableStore:
     def _report(self, error: IntegrityError) -> None:
         if error.message not in self.damaged:
             self.damaged.append(error.message)
+
+    def take_notes(self) -> list[str]:
+        """What the user should be told since the last time, such as of a remote that failed."""
+        return []
 
     # Looking over the whole.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cache_store.database import guarded, is_writable
 from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
@@ -40,7 +40,7 @@ class ChunkStore(ReadableStore):
     @classmethod
     def open(
         cls, path: Path | str, *, limit_bytes: int | None = None, read_only: bool = False
-    ) -> ChunkStore:
+    ) -> Self:
         """Opens the store at `path`; where there is none, makes one.
 
         limit_bytes: of a new store (`default_limit` if None); one that exists keeps its own.
@@ -172,6 +172,19 @@ class ChunkStore(ReadableStore):
                 self._passed_over.add(key)
                 return 0
         return row.size
+
+    def bring(
+        self,
+        wanted: Sequence[tuple[str, str]],
+        on_bytes: Callable[[int], None] = lambda done: None,
+    ) -> set[str]:
+        """Keys of those of the entries, given by group and key, that are on the local disk, once a
+        store with a remote has downloaded what that has of them. on_bytes: told the bytes so far.
+        Raises StoreFullError."""
+        return {key for _, key in wanted if self._is_there(key)}
+
+    def announce(self, keys: Iterable[str]) -> None:
+        """Tells of entries that another process of ours stored here: a remote gets them too."""
 
     def protect(self, key: str) -> None:
         """From now on, until this store is closed, eviction passes over `key`: this process's and,

@@ -108,6 +108,15 @@ Stop = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")]
 Store = Annotated[str | None, typer.Option("--store", help="Folder of the store.")]
+Remote = Annotated[
+    str | None, typer.Option("--remote", help="Remote store: redis://…, s3://…; or none.")
+]
+RemoteTimeout = Annotated[
+    float | None, typer.Option("--remote-timeout", help="Seconds to wait for the remote store.")
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", help="Size of the KV kept in memory: 2GB, or 0.")
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Devices = Annotated[str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")]
 DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]

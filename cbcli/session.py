@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from cbcli.output import Output
 from cbcli.settings import ORIGINS, Settings, data_root
 
 if TYPE_CHECKING:
+    from cache_store.tiers.remote import RemoteTier
     from engine.api import Engine
     from engine.audit import Audit
     from engine.blueprint import Blueprint
@@ -21,9 +22,33 @@ if TYPE_CHECKING:
 FINGERPRINTS = "fingerprints.json"  # in the folder of the user's data: hashes of weights
 
 
-def open_store(settings: Settings) -> ChunkStore:
-    """The store the settings name, made where there is none."""
-    return ChunkStore.open(settings.store, limit_bytes=settings.limit)
+def open_store(settings: Settings, *, many: bool = False) -> ChunkStore:
+    """The store the settings name, made where there is none; with its remote, and many: with KV
+    kept in memory, as far as they are set. Raises UsageError where a remote's extra is missing."""
+    memory = settings.memory_limit if many else 0
+    if settings.remote is None and not memory:
+        return ChunkStore.open(settings.store, limit_bytes=settings.limit)
+    from cache_store.tiers.tiered import open_tiered
+
+    return open_tiered(
+        settings.store,
+        remote=remote_of(settings),
+        memory_limit=memory,
+        limit_bytes=settings.limit,
+    )
+
+
+def remote_of(settings: Settings) -> Callable[[], RemoteTier] | None:
+    """What makes the remote's tier, if one is set."""
+    if settings.remote is None:
+        return None
+    from cache_store.tiers.addresses import connect, read_address
+    from cache_store.tiers.remote import RemoteTier
+
+    address = read_address(settings.remote)
+    return lambda: RemoteTier(
+        lambda seconds: connect(address, seconds), timeout=settings.remote_timeout
+    )
 
 
 def open_existing_store(settings: Settings) -> ChunkStore:

@@ -20,6 +20,7 @@ import platformdirs
 import tomli
 
 from cache_store.errors import UsageError
+from cache_store.tiers.addresses import masked
 from cbcli import values
 from cbcli.units import parse_size as parse_size
 from cbcli.values import Kind
@@ -70,6 +71,18 @@ class Settings:
 
     model: str = _setting("smollm2-135m", values.model, "Model: a name of `models ls`, or a folder")
     store: Path = _setting("{data}/store", values.folder, "Folder of the chunk store")  # noqa: RUF009
+    remote: str | None = _setting(
+        None,
+        values.remote,
+        "Remote store, shared with other machines: redis://…, s3://…, file:///…; unset: none",
+        example='"redis://cache.example:6379/0"',
+    )
+    remote_timeout: float = _setting(
+        1, values.number(0, 3600, above=True), "Seconds to wait for an answer of the remote store"
+    )
+    memory_limit: int = _setting(
+        0, values.amount, "Size of the KV kept in memory between prompts; 0: none"
+    )
     models_dir: Path = _setting("{data}/models", values.folder, "Folder of the models")  # noqa: RUF009
     offline: bool = _setting(False, values.flag, "Never use the network")
     device: str = _setting("auto", values.device, "auto, cpu, cuda, cuda:N or mps")
@@ -309,6 +322,8 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
     except ValueError as error:
         place = f"{origin.where}: {name}" if origin.kind in ("project", "user") else origin.where
         shown = str(item) if isinstance(item, int | float | Decimal) else repr(item)
+        if name == "remote":  # passwords may be in it
+            shown = repr(masked(str(item)))
         raise UsageError(f"{place} is {shown}", f"expected {error}") from None
     if isinstance(value, Path):
         return base / value

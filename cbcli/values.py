@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TypeVar
 
+from cache_store.tiers.addresses import EXPECTED, read_address
 from cbcli.units import parse_size
 
 T = TypeVar("T")
@@ -133,6 +134,26 @@ def size(value: object) -> int:
     if read <= 0:
         raise ValueError("a size such as 20GB, 500MiB or a number of bytes")
     return read
+
+
+def amount(value: object) -> int:
+    """A size that may be 0."""
+    if value == 0 or (isinstance(value, str) and value.strip() == "0"):
+        return 0
+    try:
+        return size(value)
+    except ValueError:
+        raise ValueError("a size such as 2GB, 500MiB or a number of bytes; 0 for none") from None
+
+
+def remote(value: object) -> str | None:
+    """The address of a remote store; None where it is "none"."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(EXPECTED)
+    if value.strip().lower() == "none":
+        return None
+    read_address(value.strip())
+    return value.strip()
 
 
 def day(value: object) -> str:

@@ -245,7 +245,7 @@ class Engine:
                 total_s=load_s + time.perf_counter() - began,
                 layers=tuple(run.watch.layers),
             ),
-            kv=KVRecord(run.bytes_loaded, "disk" if run.bytes_loaded else "none"),
+            kv=KVRecord.of(run.tiers),
             compare=comparison,
             audit=audited,
             selected=run.selected,

@@ -56,7 +56,8 @@ class IngestPlan:
     """What there is to do, known before any KV is computed.
 
     missing: ids of the chunks whose KV is not in the store; tokens and nbytes are theirs (nbytes
-    on disk). held: keys of this ingest's entries that are there already.
+    on disk). held: keys of this ingest's entries that are there already; brought: how many of
+    them a remote had.
     """
 
     documents: tuple[DocumentPlan, ...]
@@ -67,6 +68,7 @@ class IngestPlan:
     tokens: int
     nbytes: int
     held: frozenset[str]
+    brought: int = 0
 
     @property
     def chunk_count(self) -> int:
@@ -92,8 +94,13 @@ class Cutter:
     model: Blueprint
     cutting: Cutting
 
-    def plan(self, items: Iterable[Document | Unreadable | Skipped]) -> IngestPlan:
-        """Cuts every document and looks up what the store holds of it.
+    def plan(
+        self,
+        items: Iterable[Document | Unreadable | Skipped],
+        on_bytes: Callable[[int], None] = lambda done: None,
+    ) -> IngestPlan:
+        """Cuts every document and looks up what the store holds of it; what a remote has of the
+        rest is downloaded. on_bytes: told the bytes of that so far.
 
         Raises UsageError for a cutting that cannot be, StoreFullError, before any work, where the
         KV of all these chunks cannot be in the store at once.
@@ -112,7 +119,7 @@ class Cutter:
                 documents[item.source] = plan
                 if not plan.chunks:
                     empty.append(item.source)
-        return self._with_kv(documents.values(), empty, unreadable, skipped)
+        return self._with_kv(documents.values(), empty, unreadable, skipped, on_bytes)
 
     def _document(self, document: Document) -> DocumentPlan:
         known = self.store.catalog.document(document.source)
@@ -134,35 +141,58 @@ class Cutter:
         empty: Sequence[str],
         unreadable: Sequence[Unreadable],
         skipped: Sequence[Skipped],
+        on_bytes: Callable[[int], None],
     ) -> IngestPlan:
         documents = tuple(documents)
         spec, context = self.model.spec, len(self.model.chunk_context)
         prefix = self.model.template.prefix
         texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
-        missing: set[str] = set()
+        places: dict[str, tuple[str, str]] = {}
         held: set[str] = set()
-        tokens = nbytes = 0
         for name, chunk in texts.items():
-            key = self._held(self.model.tokenizer.encode(chunk.text))
+            ids = self.model.tokenizer.encode(chunk.text)
+            key = self._held(ids)
             if key is not None:
                 held.add(key)
-                continue
-            missing.add(name)
-            tokens += chunk.tokens
-            nbytes += self.store.predicted_bytes(spec, chunk.tokens, context)
-        if missing:
-            nbytes += self.store.predicted_bytes(spec, len(prefix))
+            else:
+                places[name] = self._place(ids, self.model.chunk_context)
+
+        def needed() -> int:
+            """Bytes of what is still lacking, and the prefix."""
+            sizes = [
+                self.store.predicted_bytes(spec, texts[name].tokens, context) for name in places
+            ]
+            return sum(sizes) + self.store.predicted_bytes(spec, len(prefix)) if sizes else 0
+
+        nbytes = needed()
+        brought: set[str] = set()
+        if places:
             self.store.require_room(nbytes, keep=held)
+            wanted = [*places.values()]
+            if prefix:
+                wanted.insert(0, self._place(prefix, ()))
+            brought = self.store.bring(wanted, on_bytes) & {key for _, key in places.values()}
+            held |= brought
+            places = {name: place for name, place in places.items() if place[1] not in brought}
+            nbytes = needed()
+        tokens = sum(texts[name].tokens for name in places)
         return IngestPlan(
             documents,
             tuple(empty),
             tuple(unreadable),
             tuple(skipped),
-            frozenset(missing),
+            frozenset(places),
             tokens,
             nbytes,
             frozenset(held),
+            len(brought),
         )
+
+    def _place(self, token_ids: Sequence[int], context: Sequence[int]) -> tuple[str, str]:
+        """Group and key of an entry, in the right regime."""
+        group = group_key(self.model.spec, token_ids)
+        regime = self.model.regime(len(context) + len(token_ids))
+        return group, entry_key(group, context, regime)
 
     def _held(self, token_ids: Sequence[int]) -> str | None:
         """Key of the entry computed behind this very context, in the right regime."""

@@ -114,6 +114,7 @@ class DeviceWriters:
                 if key is not None:
                     self._protected.append(key)
                     written[key] = chunk.chunk_id or ""
+                    self._store.announce([key])
                     on_stored(chunk, key)
 
         start = partial(writer_on, self._worker_model)

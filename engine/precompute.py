@@ -133,6 +133,12 @@ class ChunkWriter:
     def context(self) -> tuple[int, ...]:
         return self._precomputer.context
 
+    def place(self, token_ids: Sequence[int]) -> tuple[str, str]:
+        """Group and key that this chunk's KV behind this very context has."""
+        group = group_key(self.spec, token_ids)
+        regime = self._precomputer.regime(len(token_ids))
+        return group, entry_key(group, self.context, regime)
+
     def held(self, token_ids: Sequence[int]) -> str | None:
         """The key of this chunk's KV behind this very context, if the store has it."""
         regime = self._precomputer.regime(len(token_ids))
@@ -220,10 +226,12 @@ class ChunkWriter:
         """Stores the prefix and those of the chunks that are not there; counts the latter.
 
         saved: for a prompt, see `ChunkStore.put`. Raises StoreFullError."""
+        wanted = {chunk.token_ids: chunk for chunk in chunks if chunk.token_ids}
+        self.store.bring([self.place(ids) for ids in wanted])
         missing = {
-            chunk.token_ids: PromptChunk(chunk.token_ids, chunk.chunk_id)
-            for chunk in chunks
-            if chunk.token_ids and self.held(chunk.token_ids) is None
+            ids: PromptChunk(ids, chunk.chunk_id)
+            for ids, chunk in wanted.items()
+            if self.held(ids) is None
         }
         if missing:
             self.write_prefix(saved=saved)

@@ -1,7 +1,7 @@
 """A prompt brought to its first output token: full, from exact KV, reused or blended."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ class Prefilled:
     """A prompt brought to its first output token's logits, float32 [1, vocab].
 
     sources: where each segment's KV was found; used: what became of it (a skipped blend computes
-    everything). selected: positions recomputed to the last layer.
+    everything). tiers: bytes loaded from each. selected: positions recomputed to the last layer.
     """
 
     logits: torch.Tensor
@@ -39,6 +39,7 @@ class Prefilled:
     per_layer: tuple[int, ...]
     skipped: str | None
     bytes_loaded: int
+    tiers: Mapping[str, int]
     ttft_s: float
     watch: Stopwatch
     notes: tuple[str, ...]
@@ -49,6 +50,7 @@ class Prefiller:
 
     def __init__(self, model: Decoder, store: KVStore | None, spec: KVSpec) -> None:
         self.model, self.store, self.spec = model, store, spec
+        self._rate: float | None = None  # tokens a second that this model computes here
 
     def __call__(self, prompt: Prompt, options: BlendOptions, room: int = 0) -> Prefilled:
         """Brings a prompt to its first output token; `room`: tokens the answer may take.
@@ -65,6 +67,8 @@ class Prefiller:
             )
         began = time.perf_counter()
         notes: list[str] = []
+        if self.store is not None and options.mode != "full":
+            self._look_ahead(self.store, prompt)
         known = len(self.store.damaged) if self.store is not None else 0
         while True:
             try:
@@ -74,11 +78,31 @@ class Prefiller:
                 if self.store is not None:
                     passed = dict.fromkeys(self.store.damaged[known:])
                     notes += [f"{line}: left out and computed instead" for line in passed]
+                    notes += self.store.take_notes()
+                self._note_rate(run, length)
                 return replace(run, ttft_s=ttft, notes=tuple(notes))
             except DamagedSource as damage:
+                if damage.lost:  # the store has a note on it
+                    continue
                 if self.store is not None:
                     self.store.discard(damage.key)
                 notes.append(f"{damage.message}: left out and computed instead")
+
+    def _look_ahead(self, store: KVStore, prompt: Prompt) -> None:
+        """Tells the store what will be looked for, and how long computing it would take, which is
+        as long as a remote may be waited for."""
+        chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
+        seconds = sum(map(len, chunks)) / self._rate if self._rate else None
+        store.look_ahead(self.spec, chunks, seconds)
+
+    def _note_rate(self, run: Prefilled, length: int) -> None:
+        """What computing took; few tokens take longer each than many, so the best time counts."""
+        layers = self.model.config.layers
+        chosen = sum(run.per_layer) / layers
+        always = length - sum(s.segment.end - s.segment.start for s in run.used if s.match)
+        seconds = run.watch.recompute.seconds
+        if seconds > 0 and always + chosen > 0:
+            self._rate = max(self._rate or 0.0, (always + chosen) / seconds)
 
     def _prefill_once(self, prompt: Prompt, options: BlendOptions, capacity: int) -> Prefilled:
         model, watch, ids = self.model, Stopwatch(), prompt.token_ids
@@ -92,6 +116,7 @@ class Prefiller:
         cache = model.new_cache(capacity)
         tables = model.rope.tables(len(ids), capacity)
         used, bytes_loaded = found, 0
+        tiers: Mapping[str, int] = {}
         if skipped or options.mode == "full" or options.computes_all:
             with watch.recompute:
                 logits = forward(model, cache, ids, tables)
@@ -105,7 +130,7 @@ class Prefiller:
                 make_loader(options.loader, model, self.store, found, watch) as loader,
             ):
                 result = blend(model, ids, found, loader, options, cache, tables, watch)
-                bytes_loaded = loader.bytes_loaded
+                bytes_loaded, tiers = loader.bytes_loaded, loader.tiers
             logits, selected, per_layer = result.logits, result.selected, result.per_layer
         return Prefilled(
             logits=logits,
@@ -118,6 +143,7 @@ class Prefiller:
             per_layer=per_layer,
             skipped=skipped,
             bytes_loaded=bytes_loaded,
+            tiers=tiers,
             ttft_s=0.0,
             watch=watch,
             notes=(),

@@ -1,5 +1,6 @@
 """What a run returns. `AskResult.to_json` is the documented schema 1 of `ask --json`."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,8 +78,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class KVRecord:
+    """Stored KV that was loaded. tier: memory, disk or remote, "mixed" where it was several, "none"
+    where nothing was loaded; tiers: bytes by tier."""
+
     bytes_loaded: int
-    tier: str  # "disk", or "none" where nothing was loaded
+    tier: str
+    tiers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, tiers: Mapping[str, int]) -> "KVRecord":
+        """From the bytes by tier."""
+        names = [name for name, size in tiers.items() if size]
+        tier = "mixed" if len(names) > 1 else names[0] if names else "none"
+        return cls(sum(tiers.values()), tier, dict(tiers))
 
 
 @dataclass(frozen=True)

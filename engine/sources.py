@@ -1,6 +1,6 @@
 """Which stored KV serves which segment of a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -16,7 +16,10 @@ Status = Literal["exact", "hit", "miss", "computed"]
 
 
 class LayerReader(Protocol):
-    """One stored entry: `layer(i)` gives K and V as buffers, checked against their checksum."""
+    """One stored entry: `layer(i)` gives K and V as buffers, checked against their checksum.
+    tier: where they come from: memory, disk or remote."""
+
+    tier: str
 
     def layer(self, index: int) -> tuple[memoryview, memoryview]: ...
 
@@ -32,6 +35,12 @@ class KVStore(Protocol):
 
     @property
     def read_only(self) -> bool: ...
+
+    def look_ahead(
+        self, spec: KVSpec, chunks: Iterable[Sequence[int]], seconds: float | None = None
+    ) -> None: ...
+
+    def take_notes(self) -> list[str]: ...
 
     def find(
         self,
@@ -60,6 +69,8 @@ class KVStore(Protocol):
     def contains(
         self, spec: KVSpec, token_ids: Sequence[int], context: Sequence[int], regime: str = ""
     ) -> bool: ...
+
+    def bring(self, wanted: Sequence[tuple[str, str]]) -> set[str]: ...
 
     def discard(self, key: str) -> Any: ...
 

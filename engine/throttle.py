@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -47,6 +47,14 @@ class ThrottledStore:
     def read_only(self) -> bool:
         return self._store.read_only
 
+    def look_ahead(
+        self, spec: KVSpec, chunks: Iterable[Sequence[int]], seconds: float | None = None
+    ) -> None:
+        self._store.look_ahead(spec, chunks, seconds)
+
+    def take_notes(self) -> list[str]:
+        return self._store.take_notes()
+
     def find(
         self,
         spec: KVSpec,
@@ -80,6 +88,9 @@ class ThrottledStore:
     ) -> bool:
         return self._store.contains(spec, token_ids, context, regime)
 
+    def bring(self, wanted: Sequence[tuple[str, str]]) -> set[str]:
+        return self._store.bring(wanted)
+
     def discard(self, key: str) -> Any:
         return self._store.discard(key)
 
@@ -99,6 +110,7 @@ class ThrottledStore:
 class _ThrottledReader:
     def __init__(self, store: ThrottledStore, reader: LayerReader) -> None:
         self._store, self._reader = store, reader
+        self.tier = reader.tier
 
     def layer(self, index: int) -> tuple[memoryview, memoryview]:
         began = time.perf_counter()

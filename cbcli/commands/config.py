@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cache_store.errors import UsageError
+from cache_store.tiers.addresses import masked
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.settings import (
@@ -160,7 +161,10 @@ def _in_template(setting: Declared) -> str:
 
 
 def _raw(name: str, value: Any) -> Any:
-    """The value for JSON and TOML: paths as text, a list only where there are several ratios."""
+    """The value for JSON and TOML: paths as text, a list only where there are several ratios, and
+    no password."""
+    if name == "remote":
+        return value and masked(value)
     if name == "ratio" and value == AUTO:
         return "auto"
     if isinstance(value, tuple):

@@ -50,6 +50,8 @@ def ingest(
     ] = "stdin",
     model: flags.Model = None,
     store: flags.Store = None,
+    remote: flags.Remote = None,
+    remote_timeout: flags.RemoteTimeout = None,
     system: Annotated[
         str | None, typer.Option("--system", help="System prompt the chunks are computed behind.")
     ] = None,
@@ -81,6 +83,8 @@ def ingest(
             "context": context,
             "model": model,
             "store": store,
+            "remote": remote,
+            "remote_timeout": remote_timeout,
             "system": system,
             "device": device,
             "devices": devices,
@@ -129,7 +133,8 @@ def _ingest(
             raise UsageError(f"{settings.store}: the store cannot be written", "see its owner")
         cutting = Cutting(settings.chunk_tokens, settings.overlap)
         cutter = Cutter(store, blueprint, cutting)
-        plan = cutter.plan(_read(out, found))
+        with out.progress("downloading", unit="bytes") as progress:
+            plan = cutter.plan(_read(out, found), progress.update)
         store.catalog.name_model(blueprint.spec.model, blueprint.name)
         remember(settings, blueprint)
         try:

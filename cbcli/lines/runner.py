@@ -127,7 +127,7 @@ class LineRunner:
             blend_options(without_auto(self._settings))  # before anything takes long
             blueprint = open_blueprint(self._settings, self._out)
             remember(self._settings, blueprint)  # hashes weights that are new
-            store = self._stack.enter_context(open_store(self._settings))
+            store = self._stack.enter_context(open_store(self._settings, many=True))
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
             calibrated = Calibrated.open(blueprint, self._out, store)

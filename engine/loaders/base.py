@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from cache_store.errors import IntegrityError, NotFoundError
+from cache_store.tiers.protocol import LostEntry
 from engine.loaders.staging import make_staging
 from engine.policies import LayerKV
 from engine.timing import LayerTime, Stopwatch
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
 
 
 class DamagedSource(IntegrityError):
-    """An entry that turned out unusable when read; `key` names it."""
+    """An entry that turned out unusable when read; `key` names it. lost: it isn't damaged here, a
+    remote didn't give it."""
 
-    def __init__(self, key: str, error: IntegrityError | NotFoundError) -> None:
+    def __init__(self, key: str, error: IntegrityError | NotFoundError | LostEntry) -> None:
         super().__init__(error.message, error.hint)
         self.key = key
+        self.lost = isinstance(error, LostEntry)
 
 
 # Stored KV is mapped for reading only, and only read.
@@ -79,7 +83,7 @@ class LayerLoader(ABC):
         self._held = False  # whether its KV is still in use
         self._since = 0.0  # when its computation began
         self._load_s, self._stall_s = [0.0] * c.layers, [0.0] * c.layers
-        self._bytes = [0] * c.layers
+        self._bytes: list[Counter[str]] = [Counter() for _ in range(c.layers)]
         tokens = sum(len(s.segment.token_ids) for s in sources if s.match is not None)
         size = 2 * tokens * c.kv_heads * c.head_dim
         with watch.load, watch.stall:
@@ -90,7 +94,7 @@ class LayerLoader(ABC):
                         key, segment = source.match.key, source.segment
                         try:
                             reader = store.open_entry(key)
-                        except (IntegrityError, NotFoundError) as error:
+                        except (IntegrityError, NotFoundError, LostEntry) as error:
                             # Not found: evicted since it was looked up.
                             raise DamagedSource(key, error) from error
                         exact = source.status == "exact"
@@ -102,7 +106,12 @@ class LayerLoader(ABC):
 
     @property
     def bytes_loaded(self) -> int:
-        return sum(self._bytes)
+        return sum(self.tiers.values())
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Bytes of stored KV that were read, by the tier they came from."""
+        return dict(sum(self._bytes, Counter()))
 
     def start(self, exact_before: int = 0) -> None:
         """Begins to load. Layers below `exact_before` compute every token that is not exact, so
@@ -161,18 +170,18 @@ class LayerLoader(ABC):
         """Reads and checks a layer in the calling thread: K and V of each entry needed, in turn."""
         began = time.perf_counter()
         tensors: list[torch.Tensor] = []
-        size = 0
+        sizes: Counter[str] = Counter()
         for entry in self._needed(index):
             if self._closing:
                 break
             try:
                 parts = entry.reader.layer(index)
-            except (IntegrityError, NotFoundError) as error:
+            except (IntegrityError, NotFoundError, LostEntry) as error:
                 raise DamagedSource(entry.key, error) from error
             for part in parts:
-                size += part.nbytes
+                sizes[entry.reader.tier] += part.nbytes
                 tensors.append(torch.frombuffer(part, dtype=self._dtype).view(self._shape))
-        self._bytes[index] = size
+        self._bytes[index] = sizes
         tensors = self._staging.bring(index, tensors)
         self._load_s[index] = time.perf_counter() - began
         self._watch.load.add(self._load_s[index])

@@ -301,7 +301,7 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     path.write_text("\n".join(lines))
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
     settings = load(home)
-    unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer"}
+    unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "remote"}
     for name in DECLARED:
         same = getattr(settings, name) == getattr(load_settings(env={}, cwd=Path("/")), name)
         assert same or name in {*unset, "store", "models_dir"}, name

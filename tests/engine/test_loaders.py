@@ -66,6 +66,8 @@ class WatchedStore:
 
 
 class WatchedReader:
+    tier = "disk"
+
     def __init__(self, store: WatchedStore, key: str, reader: Any) -> None:
         self.store, self.key, self.reader = store, key, reader
         self.reading = 0
