@@ -79,6 +79,13 @@ Audit = Annotated[
         "--audit", help="Check one in N answers against full prefill; log it.", metavar="N"
     ),
 ]
+TraceLevel = Annotated[
+    str | None, typer.Option("--trace-level", help="What a trace holds: basic or full.")
+]
+TraceLayers = Annotated[
+    str | None,
+    typer.Option("--trace-layers", help="Layers that a full trace measures, such as 1,8,16."),
+]
 Save = Annotated[
     bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
 ]

@@ -175,6 +175,20 @@ class Settings:
     audit: int = _setting(
         0, values.whole(0), "Check one in so many answers against full prefill; 0: none"
     )
+    traces: int = _setting(
+        10, values.whole(0, 10_000), "How many of the last answers' traces are kept; 0: none"
+    )
+    trace_level: str = _setting(
+        "basic",
+        values.choice("basic", "full"),
+        "What a trace holds: basic, or full, which measures stored KV against a full prefill",
+    )
+    trace_layers: tuple[int, ...] | None = _setting(
+        None,
+        values.layers,
+        "Layers that a full trace measures; unset: a few spread over the model",
+        example='"1,8,16"',
+    )
     seed: int = _setting(0, values.whole(0, 2**63 - 1), "Seed of sampling and of shuffling")
     max_tokens: int = _setting(256, values.whole(1), "Most tokens of an answer")
     temperature: float = _setting(0, values.number(0, 100), "0 decodes greedily, more samples")

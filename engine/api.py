@@ -40,6 +40,9 @@ from engine.rope import Tables
 from engine.sources import KVStore, Source
 from engine.threads import set_threads
 from engine.timing import synchronize
+from engine.trace.record import Level
+from engine.trace.recorder import Recorder
+from engine.trace.recording import Happened
 from engine.weights import load_weights
 
 TOP_LOGPROBS = 10
@@ -146,6 +149,8 @@ class Engine:
         audit: Audit | None = None,
         save: bool = True,
         on_text: Callable[[str], None] | None = None,
+        trace: Level | None = None,
+        trace_layers: Sequence[int] | None = None,
     ) -> AskResult:
         """Answers a question over chunks, in the order given. See `generate`."""
         began = time.perf_counter()
@@ -159,11 +164,14 @@ class Engine:
             audit=audit,
             save=save,
             on_text=on_text,
+            trace=trace,
+            trace_layers=trace_layers,
+            question=question,
         )
         timing = replace(
             result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
         )
-        return replace(result, timing=timing)
+        return result.timed(timing)
 
     def generate(
         self,
@@ -175,25 +183,41 @@ class Engine:
         audit: Audit | None = None,
         save: bool = True,
         on_text: Callable[[str], None] | None = None,
+        trace: Level | None = None,
+        trace_layers: Sequence[int] | None = None,
+        question: str | None = None,
     ) -> AskResult:
         """Answers a prompt of segments.
 
         compare: also run a full prefill of the same ids. audit: do so after the answer where this
         prompt is due and stored KV was used for it, and log how far it was off. save: chunks that
         missed are computed again alone and stored, after the answer. on_text gets the answer piece
-        by piece. Raises UsageError for a prompt longer than the model's context and for options
-        the model cannot honour.
+        by piece. trace: record the run; `full` also measures how far stored KV is from a full
+        prefill's at `trace_layers` (None: a few spread over the model), after the answer; question:
+        as the trace is to show it. Raises UsageError for a prompt longer than the model's context
+        and for options the model cannot honour.
         """
         began = time.perf_counter()
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
+        recorder = None
+        if trace is not None:
+            about = self.model, self.tokenizer, self.store, trace
+            recorder = Recorder(*about, layers=trace_layers, question=question)
         checked = compare or audit is not None
         room = max(chosen.max_tokens, FORCED_TOKENS) if checked else chosen.max_tokens
         run = self.prefill(prompt, options, room=room)
-        full = same = None
+        full = same = compared = plain = None
         if compare:
-            full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)
+            before = time.perf_counter()
+            capture = recorder.full_kv if recorder is not None else None
+            full = reference(
+                *(self.model, prompt.token_ids, self.end_ids, run.cache.capacity), capture=capture
+            )
             same = agreement(self.model, run.cache, run.tables, run.logits, full)
+            compared = before, time.perf_counter()
+        before = time.perf_counter()
         answer = self._decode(run.cache, run.tables, run.logits, chosen, on_text)
+        decoded = before, time.perf_counter()
         comparison = None
         if full is not None and same is not None:
             plain = self._decode(full.cache, full.tables, full.logits[:1], chosen, None)
@@ -212,7 +236,17 @@ class Engine:
         notes = run.notes + notes + miss_notes(reasons, saved=save)
         notes += self._save_missing(prompt, run.found) if save else ()
         load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
-        return AskResult(
+        took = load_s + time.perf_counter() - began
+        recorded = None
+        if recorder is not None:
+            happened = Happened(answer.token_ids, decoded)
+            if full is not None and same is not None and plain is not None:
+                happened = Happened(
+                    *(answer.token_ids, decoded, compared, plain.token_ids, full.tokens, same.kl)
+                )
+            recorded, more = recorder(prompt, options, run, happened)
+            notes += more
+        result = AskResult(
             answer=answer.text,
             finish_reason=answer.finish_reason,
             output_token_ids=answer.token_ids,
@@ -242,7 +276,7 @@ class Engine:
                 score_s=run.watch.score.seconds,
                 recompute_s=run.watch.recompute.seconds,
                 decode_s=answer.seconds,
-                total_s=load_s + time.perf_counter() - began,
+                total_s=took,
                 layers=tuple(run.watch.layers),
             ),
             kv=KVRecord.of(run.tiers),
@@ -250,7 +284,9 @@ class Engine:
             audit=audited,
             selected=run.selected,
             notes=notes,
+            trace=recorded,
         )
+        return result.timed(result.timing)
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -36,18 +36,30 @@ from engine.transfer import Transfer
 
 
 @dataclass(frozen=True)
+class Looks:
+    """How much the question looked at each hit: float32 [layers, n], at positions [n]."""
+
+    layers: range
+    positions: tuple[int, ...]
+    amounts: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Blended:
     """What a blend computed. The KV cache it filled holds the rest.
 
     logits: float32 [1, vocab] after the prompt's last token. per_layer: how many cached tokens got
     fresh K and V at each layer. selected: positions recomputed to the last layer. scores: one
-    entry a selection made: (layer, positions scored, scores), as CPU tensors.
+    entry a selection made: (layer, positions scored, scores), as CPU tensors; chosen: how many
+    stayed, for each. looks: what the question looked at, where it was asked.
     """
 
     logits: torch.Tensor
     per_layer: tuple[int, ...]
     selected: tuple[int, ...]
     scores: tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
+    chosen: tuple[int, ...] = ()
+    looks: Looks | None = None
 
 
 @torch.inference_mode()
@@ -104,6 +116,7 @@ class _Blend:
         self.question = self._asks()
         self.reading: Reading | None = None
         self.scores: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self.counts: list[int] = []
 
     def _stages(self, options: BlendOptions) -> dict[int, int]:
         """Check layer -> the most tokens that stay selected from there on."""
@@ -143,6 +156,7 @@ class _Blend:
         per_layer = []
         last_layer = model.config.layers - 1
         for layer in range(model.config.layers):
+            self.watch.computing(layer)
             per_layer.append(len(self.chosen))
             checks = layer in self.stages and layer > 0
             loaded = self.loader.layer(layer) if layer >= read else []
@@ -176,10 +190,21 @@ class _Blend:
                 q = model.rotated(layer, model.queries(layer, normed), self.rows)
                 attention = model.attend(layer, q, self.cache, self.plan)
                 x = model.finish(layer, x, attention)
+        self.watch.through()
         with self.watch.recompute:
             self.cache.length = len(token_ids)
             logits = model.logits(x)
-        return Blended(logits, tuple(per_layer), tuple(self.chosen), tuple(self.scores))
+        looks = None
+        if self.reading is not None:
+            looks = Looks(self.question, tuple(self.hits), self.reading.question)
+        return Blended(
+            logits,
+            tuple(per_layer),
+            tuple(self.chosen),
+            tuple(self.scores),
+            tuple(self.counts),
+            looks,
+        )
 
     def _set_current(self, chosen: list[int]) -> None:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
@@ -211,6 +236,7 @@ class _Blend:
         with self.watch.score:
             reader.begin(token_ids)
         for layer in range(self.question.stop):
+            self.watch.reading(layer)
             loaded = self.loader.layer(layer)
             self._place(layer, loaded, exact_only=False)
             if layer in keeps:  # what it holds is needed again, and the loader gives it once
@@ -218,6 +244,7 @@ class _Blend:
             self.loader.release()
             with self.watch.score:
                 reader.layer(layer, self.question)
+        self.watch.between()
         with self.watch.score:
             hits = torch.tensor(self.hits, device=self.model.device)
             return Reading(reader.looked(hits), kept)
@@ -295,7 +322,9 @@ class _Blend:
         if self.threshold is not None:
             count = covering(scores, self.threshold)
         self.scores.append((layer, candidates.positions.cpu(), scores.float().cpu()))
-        return select(scores, count).tolist()
+        kept: list[int] = select(scores, count).tolist()
+        self.counts.append(len(kept))
+        return kept
 
 
 def _positions(sources: Sequence[Source]) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.forward import forward
+from engine.forward import Capture, forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
 from engine.rope import Tables
@@ -35,13 +35,14 @@ class Agreement:
     """KL(full || other) in nats, at the first token and on average; share of equal top tokens;
     index of the first token that differs, where the other's own greedy answer leaves the
     reference's (None: it doesn't within these tokens). greedy: that answer, as far as it is known
-    from these tokens: up to where it leaves, included."""
+    from these tokens: up to where it leaves, included. kl: at each of the reference's tokens."""
 
     kl_first: float
     kl_mean: float
     top1: float
     differs_at: int | None
     greedy: tuple[int, ...]
+    kl: tuple[float, ...] = ()
 
 
 def reference(
@@ -50,17 +51,19 @@ def reference(
     end_ids: Collection[int],
     capacity: int | None = None,
     tokens: int = FORCED_TOKENS,
+    capture: Capture | None = None,
 ) -> Reference:
     """Prefills the whole prompt, timed, and decodes greedily up to `tokens` tokens.
 
     capacity: of its KV cache (default: prompt and tokens); a smaller one gives fewer tokens.
+    capture: of the prompt's K and V, see `forward`.
     """
     capacity = len(token_ids) + tokens if capacity is None else capacity
     count = min(tokens, capacity - len(token_ids) + 1)
     began = time.perf_counter()
     cache = model.new_cache(capacity)
     tables = model.rope.tables(len(token_ids), capacity)
-    logits = forward(model, cache, token_ids, tables)
+    logits = forward(model, cache, token_ids, tables, capture=capture)
     synchronize(model.device)
     ttft = time.perf_counter() - began
     greedy = [int(logits.argmax())]
@@ -100,7 +103,8 @@ def agreement(
     same = [a == b for a, b in zip(*top, strict=True)]
     apart = first_divergence(*top)
     greedy = tuple(top[1] if apart is None else top[1][: apart + 1])
-    return Agreement(float(kl[0]), float(kl.mean()), sum(same) / len(same), apart, greedy)
+    agreed = sum(same) / len(same)
+    return Agreement(float(kl[0]), float(kl.mean()), agreed, apart, greedy, tuple(kl.tolist()))
 
 
 def divergence(full: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from engine.kv_cache import KVCache
 from engine.model import Decoder
 from engine.rope import Tables
+from engine.timing import Stopwatch
 
 Capture = Callable[[int, torch.Tensor, torch.Tensor], None]
 
@@ -20,13 +21,15 @@ def forward(
     *,
     last: int | None = 1,
     capture: Capture | None = None,
+    watch: Stopwatch | None = None,
 ) -> torch.Tensor:
     """Runs tokens at positions `cache.length`… and appends their K and V to the cache.
 
     tables: cos and sin of the sequence's regime, at least as many rows as the cache then holds
     (`Rope.tables`). last: logits for the last so many tokens, None for all, 0 for none: the last
     layer then stops after its K and V. capture(layer, k, v) sees K before RoPE and V, each
-    [T, kv_heads, head_dim]. Returns float32 [last, vocab].
+    [T, kv_heads, head_dim], and may keep them. watch: learns of each layer. Returns float32
+    [last, vocab].
     """
     tokens, start = len(token_ids), cache.length
     end = start + tokens
@@ -35,6 +38,8 @@ def forward(
     x = model.embed(torch.tensor(token_ids, device=model.device))
     rows = tables[start:end]
     for layer in range(model.config.layers):
+        if watch is not None:
+            watch.computing(layer)
         normed = model.norm_in(layer, x)
         k, v = model.keys_values(layer, normed)
         if capture is not None:
@@ -48,4 +53,6 @@ def forward(
         q = model.rotated(layer, model.queries(layer, normed), rows)
         x = model.finish(layer, x, model.attend(layer, q, cache, plan))
     cache.length = end
+    if watch is not None:
+        watch.through()
     return model.logits(x) if wanted else x.new_empty((0, model.config.vocab), dtype=torch.float32)

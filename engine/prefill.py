@@ -9,7 +9,7 @@ import torch
 
 from cache_store.errors import UsageError
 from cache_store.keys import KVSpec
-from engine.blend import blend
+from engine.blend import Blended, Looks, blend
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, make_loader
@@ -27,6 +27,8 @@ class Prefilled:
 
     sources: where each segment's KV was found; used: what became of it (a skipped blend computes
     everything). tiers: bytes loaded from each. selected: positions recomputed to the last layer.
+    began: `time.perf_counter` at the beginning, which times count from; scores, chosen, looks: as
+    in `Blended`.
     """
 
     logits: torch.Tensor
@@ -43,6 +45,10 @@ class Prefilled:
     ttft_s: float
     watch: Stopwatch
     notes: tuple[str, ...]
+    began: float
+    scores: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
+    chosen: tuple[int, ...] = ()
+    looks: Looks | None = None
 
 
 class Prefiller:
@@ -80,7 +86,7 @@ class Prefiller:
                     notes += [f"{line}: left out and computed instead" for line in passed]
                     notes += self.store.take_notes()
                 self._note_rate(run, length)
-                return replace(run, ttft_s=ttft, notes=tuple(notes))
+                return replace(run, ttft_s=ttft, notes=tuple(notes), began=began)
             except DamagedSource as damage:
                 if damage.lost:  # the store has a note on it
                     continue
@@ -117,9 +123,10 @@ class Prefiller:
         tables = model.rope.tables(len(ids), capacity)
         used, bytes_loaded = found, 0
         tiers: Mapping[str, int] = {}
+        result: Blended | None = None
         if skipped or options.mode == "full" or options.computes_all:
             with watch.recompute:
-                logits = forward(model, cache, ids, tables)
+                logits = forward(model, cache, ids, tables, watch=watch)
             selected = tuple(cached) if not skipped and options.computes_all else ()
             per_layer = (len(selected),) * model.config.layers
             if not selected:
@@ -147,6 +154,10 @@ class Prefiller:
             ttft_s=0.0,
             watch=watch,
             notes=(),
+            began=watch.began,
+            scores=result.scores if result is not None else (),
+            chosen=result.chosen if result is not None else (),
+            looks=result.looks if result is not None else None,
         )
 
     def _pinned(self, sources: Sequence[Source]) -> AbstractContextManager[object]:

@@ -1,13 +1,15 @@
 """What a run returns. `AskResult.to_json` is the documented schema 1 of `ask --json`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cache_store.misses import MissReason
 from engine.prompt import SegmentKind
 from engine.sources import Status
 from engine.timing import LayerTime
+from engine.trace.record import Trace
+from engine.trace.recording import completed
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ class Audited:
 @dataclass(frozen=True)
 class AskResult:
     """One answered prompt. selected: prompt positions recomputed to the last layer; notes: what
-    the caller should be told (damaged entries, chunks not saved); neither is in the JSON."""
+    the caller should be told (damaged entries, chunks not saved); trace: the run's record, where
+    one was asked for. None of them is in the JSON."""
 
     answer: str
     finish_reason: str
@@ -141,9 +144,17 @@ class AskResult:
     audit: Audited | None = None
     selected: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    trace: Trace | None = field(default=None, compare=False, repr=False)
+
+    def timed(self, timing: Timing) -> "AskResult":
+        """The same with other times, in its trace too."""
+        result = replace(self, timing=timing)
+        if self.trace is None:
+            return result
+        return replace(result, trace=completed(self.trace, result.to_json(), timing))
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, in the order of the documented schema."""
-        raw = asdict(self)
-        del raw["selected"], raw["notes"]
+        raw = asdict(replace(self, trace=None))
+        del raw["selected"], raw["notes"], raw["trace"]
         return {"schema": 1, **raw}

@@ -176,6 +176,25 @@ class Tokenizer:
             spans[-1] += stream.finish()
         return spans
 
+    def pieces(self, ids: Sequence[int], *, whole: bool = False) -> list[bytes]:
+        """The bytes each id stands for, maybe a part of a character, control tokens by name.
+
+        The space that a sentencepiece text begins with is left out, unless `whole`.
+        """
+        found: list[bytes] = []
+        previous: int | None = None
+        for token in ids:
+            if token in self.special_ids:
+                found.append((self._template.id_to_token(token) or "").encode("utf-8", "replace"))
+            else:
+                found.append(self._pieces.piece(token, previous))
+            previous = token
+        if self._pieces.strip_first_space and not whole:
+            first = next((index for index, piece in enumerate(found) if piece), None)
+            if first is not None:
+                found[first] = found[first].removeprefix(b" ")
+        return found
+
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         """A new decoder for ids that arrive one by one."""
         return StreamDecoder(self._pieces, self.special_ids if skip_special else frozenset())

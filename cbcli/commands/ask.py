@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,7 @@ from cbcli.session import (
     sampling_options,
 )
 from cbcli.settings import Settings, load_settings
+from cbcli.traces import Tracing
 
 if TYPE_CHECKING:
     from engine.blueprint import Blueprint
@@ -72,6 +74,11 @@ def ask(
     min_tokens: flags.MinTokens = None,
     compare: flags.Compare = False,
     audit: flags.Audit = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Record the run in this file, for inspect.")
+    ] = None,
+    trace_level: flags.TraceLevel = None,
+    trace_layers: flags.TraceLayers = None,
     save: flags.Save = None,
     context: flags.Context = None,
     strict_context: flags.StrictContext = None,
@@ -117,6 +124,8 @@ def ask(
             "loader": loader,
             "min_tokens": min_tokens,
             "audit": audit,
+            "trace_level": trace_level,
+            "trace_layers": trace_layers,
             "save": save,
             "context": context,
             "strict_context": strict_context,
@@ -140,6 +149,7 @@ def ask(
     positions = None if indices is None else parse_indices(indices)
     if positions is not None and policy not in (None, "explicit"):
         raise UsageError("--indices and --policy exclude each other", "give one of them")
+    tracing = Tracing(settings, trace)
     text = _question(question)
     with open_existing_store(settings) as opened:
         began = time.perf_counter()
@@ -154,8 +164,9 @@ def ask(
         wanted = calibrated.settle(wanted, _tokens(blueprint, chunks, text))
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
+        tracing.check_model(blueprint.config.layers)
         _require_usable(opened, blueprint, settings, chunks)
-        result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare)
+        result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare, tracing)
         calibrated.saw(settings, result)
     timing = replace(
         result.timing,
@@ -163,7 +174,10 @@ def ask(
         retrieve_s=retrieve_s,
         total_s=open_s + retrieve_s + result.timing.total_s,
     )
-    _report(out, replace(result, timing=timing))
+    result = result.timed(timing)
+    _report(out, result)
+    if result.trace is not None:
+        tracing.save(result.trace, out.warn)
 
 
 def parse_indices(text: str) -> list[int]:
@@ -241,6 +255,7 @@ def _answer(
     chunks: Sequence[ChunkInfo],
     blend: BlendOptions,
     compare: bool,
+    tracing: Tracing,
 ) -> AskResult:
     engine = load_engine(settings, blueprint, store)
     return engine.ask(
@@ -252,6 +267,8 @@ def _answer(
         audit=audit_of(settings, store),
         save=settings.save,
         on_text=None if out.json else out.piece,
+        trace=tracing.level,
+        trace_layers=settings.trace_layers,
     )
 
 

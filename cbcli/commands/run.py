@@ -23,11 +23,12 @@ from cbcli.lines.order import LineSource, in_turn, shared
 from cbcli.lines.output import OutputFile
 from cbcli.lines.prompts import LineParser
 from cbcli.lines.reader import ByteStream, LineReader
-from cbcli.lines.runner import Answer, LineRunner, runner_on
+from cbcli.lines.runner import Answer, Asks, LineRunner, runner_on
 from cbcli.output import Output
 from cbcli.progress import Progress
 from cbcli.session import model_folder, open_blueprint
 from cbcli.settings import Settings, load_settings
+from cbcli.traces import check_folder
 from cbcli.units import count_text, duration_text
 
 app = typer.Typer(**app_options())
@@ -70,6 +71,12 @@ def run(
     min_tokens: flags.MinTokens = None,
     compare: flags.Compare = False,
     audit: flags.Audit = None,
+    trace_dir: Annotated[
+        Path | None,
+        typer.Option("--trace-dir", help="Record each line's run in this folder, for inspect."),
+    ] = None,
+    trace_level: flags.TraceLevel = None,
+    trace_layers: flags.TraceLayers = None,
     save: flags.Save = None,
     context: flags.Context = None,
     strict_context: flags.StrictContext = None,
@@ -124,6 +131,8 @@ def run(
             "loader": loader,
             "min_tokens": min_tokens,
             "audit": audit,
+            "trace_level": trace_level,
+            "trace_layers": trace_layers,
             "save": save,
             "context": context,
             "strict_context": strict_context,
@@ -147,6 +156,9 @@ def run(
     )
     if settings.policy == "explicit":
         raise UsageError("policy explicit takes the positions of one prompt", "use it with `ask`")
+    if trace_dir is not None:
+        check_folder(trace_dir)
+    asks = Asks(compare, trace_dir)
     places = settings.devices if device is None else ()
     tally = _Tally(time.monotonic())
     with ExitStack() as stack:
@@ -157,7 +169,7 @@ def run(
         parser = LineParser(settings, compare=compare)
         source = LineSource(LineReader(stream), parser, target)
         try:
-            answers = _answers(stack, out, settings, source, places, compare)
+            answers = _answers(stack, out, settings, source, places, asks)
             _write(out, answers, target, tally, total)
         except KeyboardInterrupt as error:
             raise Interrupted(
@@ -224,12 +236,12 @@ def _answers(
     settings: Settings,
     source: LineSource,
     places: tuple[str, ...],
-    compare: bool,
+    asks: Asks,
 ) -> Iterator[Answer]:
     """The answers, from this process or from one a device."""
     if len(places) < 2:
         on = replace(settings, device=places[0]) if places else settings
-        return in_turn(source, stack.enter_context(LineRunner(on, out, compare=compare)))
+        return in_turn(source, stack.enter_context(LineRunner(on, out, asks)))
     from engine.workers import WorkerPool
 
     model_folder(settings, out)  # got once, before several would get it
@@ -238,7 +250,7 @@ def _answers(
         first = open_blueprint(replace(settings, device=places[0]), out)
         settings = replace(settings, dtype=first.dtype)
     _say_calibrations(out, settings, places)
-    start = partial(runner_on, settings, compare, places.count("cpu"))
+    start = partial(runner_on, settings, asks, places.count("cpu"))
     pool = stack.enter_context(WorkerPool(places, start, out.warn))
     return shared(source, pool, len(places))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,6 +30,7 @@ from cbcli.session import (
     sampling_options,
 )
 from cbcli.settings import Origin, Settings
+from cbcli.traces import level, save_in
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -37,6 +39,15 @@ if TYPE_CHECKING:
     from engine.template import PromptTemplate
 
 TEMPLATES = 32  # that are kept, one for each system prompt
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What is wanted of every line besides its answer. compare: a full prefill too; trace_dir: a
+    trace in this folder."""
+
+    compare: bool = False
+    trace_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,11 @@ class LineRunner:
     """Answers lines; a context manager. The model is loaded with the first line that may be
     answered, or by `open`.
 
-    compare: also run a full prefill of every line.
+    asks: what of each line, besides its answer.
     """
 
-    def __init__(self, settings: Settings, out: Output, *, compare: bool = False) -> None:
-        self._settings, self._out, self._compare = settings, out, compare
+    def __init__(self, settings: Settings, out: Output, asks: Asks | None = None) -> None:
+        self._settings, self._out, self._asks = settings, out, asks or Asks()
         self._stack = ExitStack()
         self._session: _Session | None = None
         self._engine: Engine | None = None
@@ -117,9 +128,18 @@ class LineRunner:
             return Answer.failed(line.name, describe(refusal))
         engine = self._load(session)
         try:
-            return Answer.good(line, self._ask(session, engine, settings, line))
+            return Answer.good(
+                line, self._recorded(self._ask(session, engine, settings, line), line)
+            )
         except Exception as error:  # whatever one line ran into, the others are answered
             return Answer.failed(line.name, describe(error))
+
+    def _recorded(self, result: AskResult, line: PromptLine) -> AskResult:
+        """With its trace in a file, or a word why not."""
+        folder, notes = self._asks.trace_dir, list(result.notes)
+        if result.trace is not None and folder is not None:
+            save_in(result.trace, folder / f"{line.name.number:06d}.cbtrace", notes.append)
+        return replace(result, notes=tuple(notes))
 
     def _open(self) -> _Session:
         if self._session is None:
@@ -188,9 +208,12 @@ class LineRunner:
             prompt,
             blend=blend_options(wanted),
             sampling=sampling_options(settings),
-            compare=self._compare,
+            compare=self._asks.compare,
             audit=audit_of(settings, session.store, line.name.number - 1),
             save=settings.save,
+            trace=level(settings) if self._asks.trace_dir is not None else None,
+            trace_layers=settings.trace_layers,
+            question=line.question,
         )
         session.calibrated.saw(settings, result)
         opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer
@@ -201,7 +224,7 @@ class LineRunner:
             tokenize_s=laid_out - chosen,
             total_s=opened_s + result.timing.total_s + laid_out - began,
         )
-        return replace(result, timing=timing)
+        return result.timed(timing)
 
     def _load_template(self, system: str | None) -> PromptTemplate:
         """The model's template around another system prompt."""
@@ -233,7 +256,7 @@ def _chunks(chooser: Chooser, settings: Settings, line: PromptLine) -> list[Chun
 
 
 @contextmanager
-def runner_on(settings: Settings, compare: bool, sharing: int, device: str) -> Iterator[LineRunner]:
+def runner_on(settings: Settings, asks: Asks, sharing: int, device: str) -> Iterator[LineRunner]:
     """A runner in a worker's process, its model loaded on `device`.
 
     sharing: workers on this machine's CPU, which divide its cores.
@@ -241,9 +264,7 @@ def runner_on(settings: Settings, compare: bool, sharing: int, device: str) -> I
     from engine.threads import set_threads
 
     set_threads(settings.threads, sharing if device == "cpu" else 1)
-    with LineRunner(
-        replace(settings, device=device), Output(quiet=True), compare=compare
-    ) as runner:
+    with LineRunner(replace(settings, device=device), Output(quiet=True), asks) as runner:
         try:
             runner.open()
         except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all

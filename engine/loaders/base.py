@@ -130,6 +130,7 @@ class LayerLoader(ABC):
         self._current, self._held = index, True
         self._since = time.perf_counter()
         self._stall_s[index] += self._since - began
+        self._watch.stalls[index] = self._stall_s[index]
         self._watch.stall.add(self._since - began)
         pairs = zip(self._needed(index), tensors[::2], tensors[1::2], strict=True)
         return [LoadedSegment(e.start, e.end, e.exact, LayerKV(k, v)) for e, k, v in pairs]
@@ -185,6 +186,7 @@ class LayerLoader(ABC):
         tensors = self._staging.bring(index, tensors)
         self._load_s[index] = time.perf_counter() - began
         self._watch.load.add(self._load_s[index])
+        self._watch.loads[index] = began, self._load_s[index]
         return tensors
 
     def _needed(self, index: int) -> Iterator[_Entry]:

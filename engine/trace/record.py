@@ -70,7 +70,8 @@ class LayerSpan:
     placing it in the KV cache; score_s: scoring and selecting, or the question reading;
     recompute_s: computing tokens. A part that was not in this layer is 0.
 
-    Stall, rotate, score and recompute follow one another from start_s. Where the question read the
+    Stall, rotate, score and recompute follow one another from start_s (with loader `sync` all
+    stalls were before the first layer). Where the question read the
     stored KV before anything was computed, read_start_s is when it came to this layer, and all but
     recompute follow from there; None elsewhere.
     """

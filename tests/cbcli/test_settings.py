@@ -301,7 +301,8 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     path.write_text("\n".join(lines))
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
     settings = load(home)
-    unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "remote"}
+    unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "trace_layers"}
+    unset |= {"remote"}
     for name in DECLARED:
         same = getattr(settings, name) == getattr(load_settings(env={}, cwd=Path("/")), name)
         assert same or name in {*unset, "store", "models_dir"}, name

@@ -91,9 +91,9 @@ def test_a_comparison_is_not_made_twice(engine: Engine, monkeypatch: pytest.Monk
     counted: list[int] = []
     reference = api.reference
 
-    def counting(*args: Any) -> Any:
+    def counting(*args: Any, **named: Any) -> Any:
         counted.append(1)
-        return reference(*args)
+        return reference(*args, **named)
 
     monkeypatch.setattr(api, "reference", counting)
     ask(engine, Audit(log_of(engine), every=1), compare=True)
