@@ -290,7 +290,7 @@ def test_the_default_model_end_to_end(default_model_dir: Path, tmp_path: Path, m
 
 
 def test_a_failed_save_does_not_lose_the_answer(world: World, monkeypatch) -> None:
-    def full(*args: object) -> None:
+    def full(*args: object, **named: object) -> None:
         raise CacheblendError("no space left on the disk")
 
     monkeypatch.setattr("cache_store.space.Space.reserve", full)
