@@ -44,6 +44,11 @@ def likely(value: object) -> str:
     return "" if good else "an id and a number"
 
 
+def sizes(value: object) -> str:
+    good = isinstance(value, Mapping) and not any(count(size) for size in value.values())
+    return "" if good else "whole numbers by name"
+
+
 RESULT: Spec = {
     "schema": count,
     "answer": text,
@@ -77,7 +82,7 @@ RESULT: Spec = {
         **dict.fromkeys(("recompute_s", "decode_s", "total_s"), amount),
         "layers": [{"load_s": amount, "stall_s": amount, "compute_s": amount}],
     },
-    "kv": {"bytes_loaded": count, "tier": text},
+    "kv": {"bytes_loaded": count, "tier": text, "tiers": sizes},
     "compare": (
         {
             **dict.fromkeys(("ttft_s", "speedup", "kl_first", "kl_mean"), amount),

@@ -54,7 +54,7 @@ def result() -> dict[str, Any]:
             **dict.fromkeys((*seconds, *more), 0.25),
             "layers": [{"load_s": 0.1, "stall_s": 0.0, "compute_s": 0.2}] * 3,
         },
-        "kv": {"bytes_loaded": 1234, "tier": "disk"},
+        "kv": {"bytes_loaded": 1234, "tier": "disk", "tiers": {"disk": 1234}},
         "compare": None,
         "audit": None,
     }
