@@ -25,6 +25,7 @@ from cbcli import values
 from cbcli.units import parse_size as parse_size
 from cbcli.values import Kind
 from engine.context import CONTEXT_KINDS
+from engine.task import TASKS
 
 PROJECT_FILE = "cacheblend.toml"
 PREFIX = "CACHEBLEND_"
@@ -139,7 +140,7 @@ class Settings:
         example="0.02",
     )
     task: str = _setting(
-        "qa", values.choice("qa", "summary"), "What prompts ask for, as calibrated: qa or summary"
+        "qa", values.choice(*TASKS), f"What prompts ask for, as calibrated: {' or '.join(TASKS)}"
     )
     force: bool = _setting(
         False, values.flag, "Blend with a model that failed the gate of its calibration"

@@ -200,8 +200,8 @@ def _prompts(
 ) -> tuple[str, tuple[Question, ...]]:
     """What to measure with, and what that is called."""
     from engine.calibration import prompts
-    from engine.calibration.tasks import check_task
     from engine.evaluation.runner import check
+    from engine.task import check_task
 
     task = check_task(settings.task)
     name, found, hint = "questions", asked[:limit], "leave that question out, or use --built-in"
@@ -296,10 +296,10 @@ def _measured(
     from engine.calibration.curve import best
     from engine.calibration.measure import fitted
     from engine.calibration.profile import TaskProfile
-    from engine.calibration.tasks import check_task
     from engine.context import context_kind
     from engine.evaluation.report import summarise
     from engine.evaluation.runner import evaluate, steps
+    from engine.task import check_task
 
     total, done = len(prompts) * steps(arms), 0
     results = []

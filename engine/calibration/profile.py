@@ -13,9 +13,9 @@ from cache_store.keys import DType
 from engine.calibration.curve import Curve
 from engine.calibration.outcome import Gate, GateCheck
 from engine.calibration.speed import Speed
-from engine.calibration.tasks import Task
 from engine.context import ContextKind
 from engine.files import replace_file
+from engine.task import Task
 
 SCHEMA = 1
 FOLDER = "calibration"  # below the model's; a model that is copied leaves it behind

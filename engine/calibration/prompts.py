@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from cache_store.catalog import ChunkInfo
 from engine.calibration.facts import order_for
-from engine.calibration.tasks import Task
 from engine.calibration.texts import PASSAGES, QUESTIONS, SUMMARY_TASKS
 from engine.evaluation.questions import Passage, Question
+from engine.task import Task
 
 TOGETHER = 4  # passages of a prompt
 FEWEST = 8  # stored chunks that prompts can be made of

@@ -15,6 +15,7 @@ from tests.cbcli.world import World, make_world
 UNWANTED = (
     *("transformers", "gguf", "huggingface_hub", "sympy", "torch._dynamo", "torch._inductor"),
     *("matplotlib", "rich", "textual", "pandas", "numba", "jax", "engine.bench", "engine.probe"),
+    *("engine.calibration.gate", "engine.calibration.prompts", "engine.calibration.texts"),
 )
 CODE = """
 import gc, json, sys

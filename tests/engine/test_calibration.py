@@ -28,9 +28,9 @@ from engine.calibration.profile import (
 from engine.calibration.prompts import TOGETHER, built_in, of_chunks
 from engine.calibration.speed import Speed
 from engine.calibration.straight import LayersKV, Straight
-from engine.calibration.tasks import check_task
 from engine.calibration.texts import PASSAGES, QUESTIONS
 from engine.prefill import Prefilled
+from engine.task import check_task
 from engine.throttle import ThrottledStore
 from tests.engine.blend_world import make_world
 from tests.engine.tiny_models import TINY
@@ -404,10 +404,18 @@ def test_prompts_of_stored_chunks_keep_to_their_tokens() -> None:
     assert all("long" not in p.text for q in found for p in q.passages)
 
 
-def test_the_name_of_a_task_takes_no_prompts() -> None:
-    code = "import sys, engine.calibration.profile; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("engine.calibration.profile", ("prompts", "texts", "ground", "gate", "measure")),
+        ("cbcli.settings", ("",)),
+    ],
+)
+def test_the_name_of_a_task_takes_no_prompts(module: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "engine.calibration.profile" in found
-    assert not {f"engine.calibration.{name}" for name in ("prompts", "texts", "ground")} & {*found}
+    assert {module, "engine.task"} <= {*found}
+    assert not {f"engine.calibration.{name}".rstrip(".") for name in unwanted} & {*found}
+    assert module != "cbcli.settings" or "torch" not in found

@@ -1,4 +1,4 @@
-"""The kinds of task that a model is calibrated for, each by itself."""
+"""What a prompt asks for: each kind of task is calibrated, and audited, by itself."""
 
 from typing import Literal, get_args
 
