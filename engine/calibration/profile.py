@@ -128,7 +128,8 @@ def read_profile(subject: Subject, places: Iterable[Path]) -> Profile | None:
             continue
         except (OSError, ValueError) as error:
             damage = IntegrityError(
-                f"the calibration in {file} is damaged and was left out ({error})",
+                f"the calibration in {file} is damaged and was left out, so that whether the model "
+                f"passed its gate isn't known ({error})",
                 "`cacheblend calibrate` makes it anew",
             )
             continue
