@@ -62,9 +62,10 @@ class AuditReport:
         if not self.groups:
             return
         out.line()
-        headers = ["audited", "dtype", "policy", "ratio", "prompts", "mean KL", "worst", "top-1"]
+        headers = ["audited", "dtype", "task", "policy", "transfer"]
         right = ["ratio", "prompts", "mean KL", "worst", "top-1"]
-        out.table([*headers, "last"], [self._row(group) for group in self.groups], right=right)
+        rows = [self._row(group) for group in self.groups]
+        out.table([*headers, *right, "last"], rows, right=right)
 
     def warn(self, out: Output) -> None:
         """Says what could not be read."""
@@ -77,7 +78,9 @@ class AuditReport:
         return [
             self.names[group.model] or group.model[:DIGITS],
             group.dtype,
+            group.task,
             group.policy if group.mode == "blend" else group.mode,
+            "" if group.transfer is None else "yes" if group.transfer else "no",
             ",".join(f"{ratio:g}" for ratio in group.ratios)
             or (f"{group.threshold:g} held" if group.threshold is not None else ""),
             count_text(group.audited),

@@ -28,6 +28,7 @@ _STRENGTH = {"default": 0, "user": 1, "project": 2, "environment": 3, "flag": 4,
 _HINT = "measure it: cacheblend calibrate"
 LATELY = 20  # audited prompts that a ratio is raised by
 _Stamp = tuple[tuple[str, int, int], ...]  # name, size and time of change of an audit log's files
+_Looked = tuple[str, str, Decimal]  # what was looked for in it: task, policy, smallest ratio
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Calibrated:
     store: ChunkStore | None = None
     outdated: str = ""
     _said: set[str] = field(default_factory=set)
-    _seen: dict[tuple[str, Decimal], tuple[_Stamp, float | None]] = field(default_factory=dict)
+    _seen: dict[_Looked, tuple[_Stamp, float | None]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, blueprint: Blueprint, out: Output, store: ChunkStore | None = None) -> Calibrated:
@@ -217,7 +218,7 @@ class Calibrated:
         least = settings.target_kl if settings.target_kl is not None else task.target_kl
         loads_first = len(make_policy(policy).question_layers(self.blueprint.config.layers)) > 0
         controller = Controller(speed, curve, least, loads_first)
-        observed_kl = self._observed(policy, controller.minimum())
+        observed_kl = self._observed(task.task, policy, controller.minimum())
         bandwidth = _bandwidth(settings).latest() or speed.warm
         ratio = controller.ratio(_prompt(tokens), bandwidth, observed_kl)
         at_least = controller.minimum(observed_kl)
@@ -228,20 +229,22 @@ class Calibrated:
         )
         return self._with(settings, policy, ratio, curve, own)
 
-    def _observed(self, policy: str, minimum: Decimal) -> float | None:
+    def _observed(self, task: str, policy: str, minimum: Decimal) -> float | None:
         """Mean KL of the blends audited lately, None without any. What somebody blended with a
-        smaller ratio, wanting it so, says nothing of the calibrated one."""
+        smaller ratio or other transfer, wanting it so, says nothing of what is calibrated."""
         if self.store is None:
             return None
         # Reading a log takes longer than some prompts do: again only where it has changed.
         stamp = _stamp(self.store)
-        known = self._seen.get((policy, minimum))
+        looked = task, policy, minimum
+        known = self._seen.get(looked)
         if known is None or known[0] != stamp:
-            known = self._seen[policy, minimum] = stamp, self._read_kl(self.store, policy, minimum)
+            known = self._seen[looked] = stamp, self._read_kl(self.store, *looked)
         return known[1]
 
-    def _read_kl(self, store: ChunkStore, policy: str, minimum: Decimal) -> float | None:
+    def _read_kl(self, store: ChunkStore, task: str, policy: str, minimum: Decimal) -> float | None:
         from engine.audit import AuditLog, running_kl
+        from engine.policies import make_policy
 
         model, dtype = self.blueprint.spec.model, self.blueprint.dtype
         try:
@@ -251,6 +254,8 @@ class Calibrated:
                 policy,
                 at_least=float(minimum),
                 dtype=dtype,
+                transfer=make_policy(policy).transfers,
+                task=task,
                 last=LATELY,
             )
         except CacheblendError:

@@ -151,9 +151,12 @@ def sampling_options(settings: Settings) -> SamplingOptions:
 
 def audit_of(settings: Settings, store: ChunkStore, number: int | None = None) -> Audit | None:
     """Whether and where to log how good answers are; `number`: see `engine.audit.Audit`."""
+    if not settings.audit:
+        return None
     from engine.audit import Audit, AuditLog
+    from engine.task import check_task
 
-    return Audit(AuditLog(store.journal), settings.audit, number) if settings.audit else None
+    return Audit(AuditLog(store.journal), settings.audit, number, check_task(settings.task))
 
 
 def shown_source(source: str) -> str:

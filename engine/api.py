@@ -38,6 +38,7 @@ from engine.results import (
 )
 from engine.rope import Tables
 from engine.sources import KVStore, Source
+from engine.task import Task
 from engine.threads import set_threads
 from engine.timing import synchronize
 from engine.trace.record import Level
@@ -324,7 +325,7 @@ class Engine:
                 full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)
                 same = agreement(self.model, run.cache, run.tables, run.logits, full)
             audited = Audited(same.kl_first, same.kl_mean, same.top1)
-            audit.log.append(_audit_record(self.info, prompt, run, options, audited))
+            audit.log.append(_audit_record(self.info, prompt, run, options, audit.task, audited))
         except (CacheblendError, RuntimeError, MemoryError) as error:
             # The answer is there, and must not be lost for this; torch's word for no memory left
             # is a RuntimeError.
@@ -373,7 +374,12 @@ def _used_stored_kv(run: Prefilled, options: BlendOptions) -> bool:
 
 
 def _audit_record(
-    model: ModelInfo, prompt: Prompt, run: Prefilled, options: BlendOptions, audited: Audited
+    model: ModelInfo,
+    prompt: Prompt,
+    run: Prefilled,
+    options: BlendOptions,
+    task: Task,
+    audited: Audited,
 ) -> AuditRecord:
     blending = options.mode == "blend"
     return AuditRecord(
@@ -391,6 +397,8 @@ def _audit_record(
         kl_first=audited.kl_first,
         kl_mean=audited.kl_mean,
         top1_agreement=audited.top1_agreement,
+        transfer=options.transfers,
+        task=task,
     )
 
 

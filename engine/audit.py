@@ -16,16 +16,21 @@ from cache_store.errors import UsageError
 from cache_store.journal import Journal
 from cache_store.keys import pack_ids
 from engine.numbers import is_number
+from engine.task import Task
 
 LAST = 100  # audited prompts that a running mean is over
-_VERSION = 1
+_VERSION = 2
+_EARLIER = 1  # without transfer and task
 
 
 @dataclass(frozen=True)
 class AuditRecord:
     """One audited prompt. time: seconds since the epoch; prompt: hash of its ids; model: its
     fingerprint; policy: empty for mode reuse; KL(full || blend) in nats, its mean and the share of
-    equal top tokens teacher-forced along full prefill's greedy answer."""
+    equal top tokens teacher-forced along full prefill's greedy answer.
+
+    transfer: whether tokens that weren't recomputed were moved; task: what the prompt asked for;
+    None and empty in records of versions that kept neither."""
 
     time: float
     prompt: str
@@ -41,18 +46,22 @@ class AuditRecord:
     kl_first: float
     kl_mean: float
     top1_agreement: float
+    transfer: bool | None
+    task: str
 
 
 @dataclass(frozen=True)
 class AuditGroup:
-    """What was audited of one model, type, mode, policy and ratio or threshold. kl_mean,
-    top1_agreement: of the last 100; kl_worst: the largest mean KL of a prompt, and `worst` that
-    prompt's hash."""
+    """What was audited of one model, type, task, mode, policy, transfer, and ratio or threshold.
+    kl_mean, top1_agreement: of the last 100; kl_worst: the largest mean KL of a prompt, and `worst`
+    that prompt's hash."""
 
     model: str
     dtype: str
+    task: str
     mode: str
     policy: str
+    transfer: bool | None
     ratios: tuple[float, ...]
     threshold: float | None
     audited: int
@@ -92,12 +101,13 @@ class Audit:
     """Which prompts to audit: those whose number is a multiple of `every`.
 
     number: the prompt's place among those of its run, from 0; None: by the log's own count, over
-    all processes. Raises UsageError for an `every` below 1.
+    all processes. task: what the prompt asks for. Raises UsageError for an `every` below 1.
     """
 
     log: AuditLog
     every: int
     number: int | None = None
+    task: Task = "qa"
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -122,7 +132,7 @@ def audit_groups(records: Iterable[AuditRecord]) -> list[AuditGroup]:
     """The records summed up, the group that was audited last first."""
     grouped: dict[tuple[Any, ...], list[AuditRecord]] = {}
     for r in records:
-        key = (r.model, r.dtype, r.mode, r.policy, r.ratios, r.threshold)
+        key = (r.model, r.dtype, r.task, r.mode, r.policy, r.transfer, r.ratios, r.threshold)
         grouped.setdefault(key, []).append(r)
     groups = []
     for members in grouped.values():
@@ -131,8 +141,10 @@ def audit_groups(records: Iterable[AuditRecord]) -> list[AuditGroup]:
             AuditGroup(
                 model=worst.model,
                 dtype=worst.dtype,
+                task=worst.task,
                 mode=worst.mode,
                 policy=worst.policy,
+                transfer=worst.transfer,
                 ratios=worst.ratios,
                 threshold=worst.threshold,
                 audited=len(members),
@@ -153,12 +165,15 @@ def running_kl(
     *,
     at_least: float = 0.0,
     dtype: str | None = None,
+    transfer: bool | None = None,
+    task: str | None = None,
     last: int = LAST,
 ) -> float | None:
     """Mean KL of the last audited blends of a model (its fingerprint) with a policy, or None.
 
     at_least: of those alone that chose with no smaller ratio at the last check layer; dtype: of
-    those in this type. A log that cannot be read raises as `AuditLog.records` does.
+    those in this type; transfer, task: of those with this one, which is known of them. A log that
+    cannot be read raises as `AuditLog.records` does.
     """
     found = [
         r.kl_mean
@@ -167,13 +182,18 @@ def running_kl(
         and r.ratios
         and r.ratios[-1] >= at_least
         and (dtype is None or r.dtype == dtype)
+        and (transfer is None or r.transfer == transfer)
+        and (task is None or r.task == task)
     ]
     return fmean(found[-last:]) if found else None
 
 
 def _record(line: Any) -> AuditRecord | None:
-    """The record that a line holds; None for one that `append` didn't write."""
-    if line.get("v") != _VERSION:
+    """The record that a line holds; None for one that no version of `append` wrote."""
+    transfer, task = line.get("transfer"), line.get("task")
+    if line.get("v") == _EARLIER:
+        transfer, task = None, ""
+    elif line.get("v") != _VERSION or not (isinstance(transfer, bool) and isinstance(task, str)):
         return None
     texts = {name: line.get(name) for name in ("prompt", "model", "dtype", "mode", "policy")}
     counts = {name: line.get(name) for name in ("tokens", "cached_tokens", "recomputed")}
@@ -188,5 +208,11 @@ def _record(line: Any) -> AuditRecord | None:
     ):
         return None
     return AuditRecord(
-        **texts, **counts, **numbers, ratios=tuple(map(float, ratios)), threshold=threshold
+        **texts,
+        **counts,
+        **numbers,
+        ratios=tuple(map(float, ratios)),
+        threshold=threshold,
+        transfer=transfer,
+        task=task,
     )

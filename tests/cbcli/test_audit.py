@@ -64,12 +64,40 @@ def test_it_is_said_beside_the_answer_and_in_the_stats(world: World) -> None:
     world.json("ask", QUESTION, "--audit", "1", "--mode", "reuse")
     lines = world("store", "stats").stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("audited"))
-    assert lines[start].split()[:4] == ["audited", "dtype", "policy", "ratio"]
-    assert [line.split()[:3] for line in lines[start + 1 :]] == [
-        ["tiny", "fp32", "reuse"],
-        ["tiny", "fp32", "question"],
+    assert lines[start].split()[:4] == ["audited", "dtype", "task", "policy"]
+    assert [line.split()[:5] for line in lines[start + 1 :]] == [
+        ["tiny", "fp32", "qa", "reuse", "no"],
+        ["tiny", "fp32", "qa", "question", "yes"],
     ]
-    assert lines[start + 2].split()[3:5] == ["0.16", "2"]
+    assert lines[start + 2].split()[5:7] == ["0.16", "2"]
+
+
+def test_tasks_and_transfers_are_kept_apart(world: World) -> None:
+    audited(world, "--audit", "1")
+    audited(world, "--audit", "1", "--no-transfer")
+    line = json.dumps({"question": QUESTION, "task": "summary"})
+    assert world("run", "-", "--audit", "1", "--ratio", "0.3", input=line).exit_code == 0
+    groups = audit_stats(world)["groups"]
+    assert [(g["task"], g["transfer"], g["audited"]) for g in groups] == [
+        ("summary", True, 1),
+        ("qa", False, 1),
+        ("qa", True, 1),
+    ]
+    log_of(world).write_text(  # as an earlier version wrote it
+        "".join(
+            json.dumps(
+                {k: v for k, v in json.loads(line).items() if k not in ("task", "transfer")}
+                | {"v": 1}
+            )
+            + "\n"
+            for line in log_of(world).read_text().splitlines()
+        )
+    )
+    result = world("store", "stats")
+    assert "damaged" not in result.stderr
+    (group,) = audit_stats(world)["groups"]
+    assert (group["task"], group["transfer"], group["audited"]) == ("", None, 3)
+    assert result.stdout.splitlines()[-1].split()[:4] == ["tiny", "fp32", "question", "0.3"]
 
 
 def test_the_setting_has_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

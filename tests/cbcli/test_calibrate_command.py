@@ -1,6 +1,7 @@
 """`cacheblend calibrate`, and what `ask`, `run` and `doctor` do with what it keeps."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -307,6 +308,23 @@ def test_audited_prompts_off_the_target_raise_what_auto_chooses(calibrated: Worl
     assert same == choice(calibrated, "--target-kl", stricter)
 
 
+@pytest.mark.parametrize("other", [("--task", "summary"), ("--transfer",), ()], ids=str)
+def test_only_audits_of_the_same_task_and_transfer_raise_what_auto_chooses(
+    calibrated: World, other: tuple[str, ...]
+) -> None:
+    shutil.rmtree(calibrated.root / "home/store/audit", ignore_errors=True)
+    blended = ("--policy", "key", "--ratio", "0.3", "--audit", "1", *other)
+    seen = calibrated.json("ask", QUESTION, *blended)["audit"]["kl_mean"]
+    value = json.loads(profile_file(calibrated).read_text())
+    for curve in value["tasks"][0]["curves"]:
+        for point, times in zip(curve["points"], (4, 0.4, 0.2, 0), strict=True):
+            point["fitted"] = seen * times  # 0.3 was to be good enough
+    profile_file(calibrated).write_text(json.dumps(value))
+    target = ("--target-kl", f"{seen * 0.5:.12f}")
+    auto, calm = (choice(calibrated, *more, *target)[1] for more in (("--ratio", "auto"), ()))
+    assert auto == calm if other else auto > calm
+
+
 def test_run_looks_up_every_line_by_itself(calibrated: World) -> None:
     lines = [
         {"question": QUESTION},
@@ -329,8 +347,10 @@ def test_a_damaged_profile_is_told_of_and_as_good_as_none(calibrated: World) -> 
     warnings = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
     assert len(warnings) == 1
     assert "fp32-cpu.json is damaged" in warnings[0]
+    assert "whether the model passed its gate isn't known" in warnings[0]
     checks = {check["name"]: check for check in doctor(calibrated)}
     assert checks["calibration"]["state"] == "warn"
+    assert "gate isn't known" in checks["calibration"]["found"]
     calibrate(calibrated)
     assert "warning" not in calibrated("ask", QUESTION).stderr
 

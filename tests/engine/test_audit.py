@@ -31,7 +31,7 @@ from tests.engine.tiny_tokenizers import write_tokenizer
 TEXTS = ("The tide turns twice a day.", "The pilot boat leaves at six.", "The lamp burns oil.")
 RECORD = AuditRecord(
     *(1.0, "p" * 32, "m" * 64, "bf16", "blend", "value", (0.16,), None),
-    *(100, 80, 13, 0.1, 0.2, 0.9),
+    *(100, 80, 13, 0.1, 0.2, 0.9, False, "qa"),
 )
 
 
@@ -123,6 +123,8 @@ def test_the_log_has_numbers_and_no_text(engine: Engine) -> None:
         kl_first=result.audit.kl_first,
         kl_mean=result.audit.kl_mean,
         top1_agreement=result.audit.top1_agreement,
+        transfer=True,
+        task="qa",
     )
     written = (engine.store.path / "audit" / "log.jsonl").read_text()
     assert not any(word in written for word in ("tide", "When", "boat", result.answer or "\0"))
@@ -215,7 +217,10 @@ def journal(tmp_path: Path) -> Journal:
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 2},
+        {"v": 3},
+        {"transfer": None},
+        {"transfer": 1},
+        {"task": True},
         {"kl_mean": None},
         {"kl_mean": "0.1"},
         {"kl_mean": True},
@@ -286,6 +291,62 @@ def test_groups_and_their_running_means(journal: Journal) -> None:
     assert running_kl(log, "m" * 64, "value", at_least=0.2) is None
     assert running_kl(log, "m" * 64, "key") is None
     assert running_kl(log, "m" * 64, "value", dtype="fp32") is None
+
+
+def test_tasks_and_transfers_are_kept_apart(journal: Journal) -> None:
+    records = [
+        *some(2, 0.1),
+        *some(3, 0.3, transfer=True),
+        *some(4, 0.5, task="summary"),
+        *some(1, 0.7, transfer=None, task=""),
+    ]
+    groups = {(g.task, g.transfer): (g.audited, g.kl_mean) for g in audit_groups(records)}
+    assert groups == {
+        ("qa", False): (2, pytest.approx(0.1)),
+        ("qa", True): (3, pytest.approx(0.3)),
+        ("summary", False): (4, pytest.approx(0.5)),
+        ("", None): (1, pytest.approx(0.7)),
+    }
+    log = AuditLog(journal)
+    for record in records[:-1]:
+        log.append(record)
+
+    def kl(**kept: Any) -> float | None:
+        return running_kl(log, "m" * 64, "value", **kept)
+
+    assert kl(transfer=True) == pytest.approx(0.3)
+    assert kl(task="summary") == pytest.approx(0.5)
+    assert kl(task="qa", transfer=False) == pytest.approx(0.1)
+    assert kl(task="summary", transfer=True) is None
+
+
+def test_records_of_earlier_versions_are_read(journal: Journal) -> None:
+    """Of them, neither task nor transfer is known."""
+    log = AuditLog(journal)
+    log.append(RECORD)
+    (line,) = journal.read().records
+    later = ("task", "transfer")
+    journal.append({**{k: v for k, v in line.items() if k not in later}, "v": 1, "time": 2.0})
+    good, damaged = log.records()
+    assert damaged == 0
+    assert good == [RECORD, replace(RECORD, time=2.0, transfer=None, task="")]
+    assert len(audit_groups(good)) == 2
+    assert running_kl(log, "m" * 64, "value", task="qa", transfer=False) == RECORD.kl_mean
+    assert running_kl(log, "m" * 64, "value") == RECORD.kl_mean
+    assert running_kl(log, "m" * 64, "value", transfer=True) is None
+
+
+def test_task_and_transfer_of_a_prompt_are_logged(engine: Engine) -> None:
+    ask(engine, Audit(log_of(engine), 1, task="summary"))
+    ask(engine, Audit(log_of(engine), 1), transfer=False)
+    ask(engine, Audit(log_of(engine), 1), policy="value")
+    ask(engine, Audit(log_of(engine), 1), mode="reuse")
+    records, _ = log_of(engine).records()
+    found = [(record.task, record.policy, record.transfer) for record in records]
+    assert found == [
+        *(("summary", "question", True), ("qa", "question", False)),
+        *(("qa", "value", False), ("qa", "", False)),
+    ]
 
 
 def test_records_are_json_that_others_can_read(journal: Journal, tmp_path: Path) -> None:
