@@ -11,7 +11,7 @@ import torch
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
 from cache_store.misses import MissReason
-from engine.audit import Audit, AuditRecord, prompt_hash
+from engine.audit import Audit
 from engine.blueprint import Blueprint
 from engine.compare import FORCED_TOKENS, Agreement, agreement, first_divergence, reference
 from engine.forward import forward
@@ -38,7 +38,6 @@ from engine.results import (
 )
 from engine.rope import Tables
 from engine.sources import KVStore, Source
-from engine.task import Task
 from engine.threads import set_threads
 from engine.timing import synchronize
 from engine.trace.record import Level
@@ -325,7 +324,7 @@ class Engine:
                 full = reference(self.model, prompt.token_ids, self.end_ids, run.cache.capacity)
                 same = agreement(self.model, run.cache, run.tables, run.logits, full)
             audited = Audited(same.kl_first, same.kl_mean, same.top1)
-            audit.log.append(_audit_record(self.info, prompt, run, options, audit.task, audited))
+            audit.log.append(audit.record(self.info, prompt, run, options, audited))
         except (CacheblendError, RuntimeError, MemoryError) as error:
             # The answer is there, and must not be lost for this; torch's word for no memory left
             # is a RuntimeError.
@@ -371,35 +370,6 @@ def _used_stored_kv(run: Prefilled, options: BlendOptions) -> bool:
     """Whether the run is an approximation, and not a full prefill or an exact leading part."""
     approximate = options.mode in ("blend", "reuse") and not options.computes_all
     return approximate and not run.skipped and run.cached_tokens > 0
-
-
-def _audit_record(
-    model: ModelInfo,
-    prompt: Prompt,
-    run: Prefilled,
-    options: BlendOptions,
-    task: Task,
-    audited: Audited,
-) -> AuditRecord:
-    blending = options.mode == "blend"
-    return AuditRecord(
-        time=time.time(),
-        prompt=prompt_hash(prompt.token_ids),
-        model=model.fingerprint,
-        dtype=model.dtype,
-        mode=options.mode,
-        policy=options.policy if blending else "",
-        ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
-        threshold=None if options.threshold is None else float(options.threshold),
-        tokens=len(prompt.token_ids),
-        cached_tokens=run.cached_tokens,
-        recomputed=len(run.selected),
-        kl_first=audited.kl_first,
-        kl_mean=audited.kl_mean,
-        top1_agreement=audited.top1_agreement,
-        transfer=options.transfers,
-        task=task,
-    )
 
 
 def _first_token(logits: torch.Tensor, answer: Generated) -> FirstToken:

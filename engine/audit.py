@@ -5,10 +5,11 @@ The log is in the store's folder. It holds numbers and a hash of each prompt, ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
@@ -17,6 +18,12 @@ from cache_store.journal import Journal
 from cache_store.keys import pack_ids
 from engine.numbers import is_number
 from engine.task import Task
+
+if TYPE_CHECKING:
+    from engine.options import BlendOptions
+    from engine.prefill import Prefilled
+    from engine.prompt import Prompt
+    from engine.results import Audited, ModelInfo
 
 LAST = 100  # audited prompts that a running mean is over
 _VERSION = 2
@@ -121,6 +128,35 @@ class Audit:
         self.log.require_writable()
         number = self.log.next_number() if self.number is None else self.number
         return number % self.every == 0
+
+    def record(
+        self,
+        model: ModelInfo,
+        prompt: Prompt,
+        run: Prefilled,
+        options: BlendOptions,
+        found: Audited,
+    ) -> AuditRecord:
+        """What is logged of a prompt that was audited just now."""
+        blending = options.mode == "blend"
+        return AuditRecord(
+            time=time.time(),
+            prompt=prompt_hash(prompt.token_ids),
+            model=model.fingerprint,
+            dtype=model.dtype,
+            mode=options.mode,
+            policy=options.policy if blending else "",
+            ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+            threshold=None if options.threshold is None else float(options.threshold),
+            tokens=len(prompt.token_ids),
+            cached_tokens=run.cached_tokens,
+            recomputed=len(run.selected),
+            kl_first=found.kl_first,
+            kl_mean=found.kl_mean,
+            top1_agreement=found.top1_agreement,
+            transfer=options.transfers,
+            task=self.task,
+        )
 
 
 def prompt_hash(token_ids: Sequence[int]) -> str:
