@@ -157,7 +157,7 @@ def _times(trace: Trace, result: AskResult) -> None:
         assert [span.load_s for span in trace.spans] == [layer.load_s for layer in timing.layers]
         assert [span.stall_s for span in trace.spans] == [layer.stall_s for layer in timing.layers]
         assert sum(span.rotate_s for span in trace.spans) == pytest.approx(timing.rotate_s)
-        assert sum(span.recompute_s for span in trace.spans) <= timing.recompute_s
+        assert sum(span.recompute_s for span in trace.spans) <= timing.recompute_s + 1e-9
         assert sum(span.score_s for span in trace.spans) <= timing.score_s + 1e-9
         assert all(span.load_s > 0 for span in trace.spans[1:])
     asked = [span.read_start_s is not None for span in trace.spans]
@@ -166,8 +166,7 @@ def _times(trace: Trace, result: AskResult) -> None:
         reads = [span.read_start_s for span in trace.spans if span.read_start_s is not None]
         assert reads == sorted(reads)
         assert reads[-1] < starts[0]
-    else:
-        assert sum(span.recompute_s for span in trace.spans) > 0.2 * (ends["layers"] - starts[0])
+    assert all(span.recompute_s > 0 for span in trace.spans)
 
 
 def _compared(trace: Trace, result: AskResult) -> None:
