@@ -1,0 +1,191 @@
+"""`cacheblend inspect`: which tokens of a run were recomputed, why, and where the time went."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cache_store.errors import NotFoundError, UsageError
+from cbcli.command import Json, Quiet, Verbose, app_options, examples
+from cbcli.output import Output
+from cbcli.traces import traces_root
+
+if TYPE_CHECKING:
+    from engine.trace.record import Trace
+
+app = typer.Typer(**app_options())
+
+FORMATS = ("text", "json", "csv", "html", "svg", "png")
+VIEWS = ("tokens", "layers", "time", "compare")
+
+
+@app.command(
+    epilog=examples(
+        "cacheblend inspect",
+        "cacheblend inspect run.cbtrace",
+        "cacheblend inspect --last 2 --view compare",
+        "cacheblend inspect run.cbtrace --format html --out run.html",
+        "cacheblend inspect --format svg --view time --size 120x40 > time.svg",
+    )
+)
+def inspect(
+    trace: Annotated[
+        list[Path] | None, typer.Argument(help="Files of `ask --trace`; none: the last run.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, help="The last so many runs instead.")
+    ] = None,
+    view: Annotated[
+        str, typer.Option("--view", help="tokens, layers, time or compare.")
+    ] = "tokens",
+    format: Annotated[
+        str | None,
+        typer.Option("--format", "-f", help="text, json, csv, html, svg or png, and no view."),
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write that to, in place of stdout.")
+    ] = None,
+    size: Annotated[
+        str, typer.Option("--size", help="Columns and lines of an svg.", metavar="COLSxLINES")
+    ] = "120x40",
+    light: Annotated[bool, typer.Option("--light", help="Dark text on a light ground.")] = False,
+    ascii: Annotated[bool, typer.Option("--ascii", help="ASCII alone, whatever is shown.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Look at a run: its tokens, layers and time, beside other runs.
+
+    `ask --trace FILE` writes a trace, and the last few runs are kept by themselves. Without a
+    terminal, or with --format, the same is printed: text is a summary, json has every number, csv
+    the table of --view, svg the screen, png plots of layers and time.
+    """
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    wanted = _format(format, json, out_file)
+    if view not in VIEWS:
+        raise UsageError(f"--view {view} is none", f"one of {', '.join(VIEWS)}")
+    columns, lines = parse_size(size)
+    traces = load_traces(trace or [], last)
+    if wanted is None:
+        from cbcli.inspect.app import InspectApp
+
+        InspectApp(traces, view=view, dark=not light, ascii=ascii).run()
+        return
+    data = render(wanted, traces, view, (columns, lines), dark=not light, ascii=ascii)
+    if out_file is not None:
+        out_file.write_bytes(data)
+        out.note(f"wrote {out_file}")
+        return
+    if wanted == "png" and sys.stdout.isatty():
+        raise UsageError("a png is nothing for a terminal", "name a file: --out run.png")
+    _write(data)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Columns and lines from "120x40". Raises UsageError."""
+    first, cross, second = text.lower().partition("x")
+    good = bool(cross) and first.isascii() and first.isdecimal() and second.isascii()
+    if not good or not second.isdecimal():
+        raise UsageError(f"--size {text} is no size", "write columns and lines: 120x40")
+    columns, lines = int(first), int(second)
+    if not (40 <= columns <= 1000 and 10 <= lines <= 1000):
+        raise UsageError(f"--size {text} is out of range", "from 40x10 to 1000x1000")
+    return columns, lines
+
+
+def load_traces(files: Sequence[Path], last: int | None) -> list[Trace]:
+    """The traces of files, or the last ones kept, the newest first.
+
+    Raises NotFoundError where there are none, IntegrityError for damaged, foreign and newer ones.
+    """
+    from engine.trace.file import read
+    from engine.trace.kept import kept
+
+    if files and last is not None:
+        raise UsageError("--last and files exclude each other", "give one of them")
+    if files:
+        return [read(path) for path in files]
+    found = kept(traces_root())[: last or 1]
+    if not found:
+        raise NotFoundError(
+            f"no run was kept in {traces_root()}",
+            "ask something first, or name a file of `cacheblend ask --trace FILE`",
+        )
+    return [read(path) for path in found]
+
+
+def _format(format: str | None, json: bool, out_file: Path | None) -> str | None:
+    """What to print; None: the view, on a terminal. Raises UsageError."""
+    if json and format not in (None, "json"):
+        raise UsageError(f"--json and --format {format} exclude each other", "give one of them")
+    wanted = "json" if json else format
+    if wanted is None and out_file is not None:
+        suffix = out_file.suffix.lower().lstrip(".")
+        wanted = {"txt": "text", "htm": "html", "": "text"}.get(suffix, suffix)
+    if wanted is None:
+        return None if sys.stdout.isatty() and sys.stdin.isatty() else "text"
+    if wanted not in FORMATS:
+        raise UsageError(f"--format {wanted} is none", f"one of {', '.join(FORMATS)}")
+    if wanted == "png" and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--format png needs matplotlib", "pip install 'cacheblend[plot]'")
+    return wanted
+
+
+def render(
+    wanted: str,
+    traces: Sequence[Trace],
+    view: str,
+    size: tuple[int, int],
+    *,
+    dark: bool = True,
+    ascii: bool = False,
+) -> bytes:
+    """The traces in a format. Of several a png has the first, a csv too."""
+    from cbcli.inspect.run import Run
+
+    runs = [Run(trace) for trace in traces]
+    if wanted == "svg":
+        from cbcli.inspect.picture import screen
+
+        return screen(traces, view, size, dark=dark, ascii=ascii).encode()
+    if wanted == "png":
+        from cbcli.inspect.picture import plot
+
+        return plot(runs[0])
+    if wanted == "html":
+        from cbcli.inspect.html import pages
+
+        return pages(runs).encode()
+    if wanted in ("csv", "json"):
+        from cbcli.inspect.tables import csv_text, json_text, rows_of
+
+        text = csv_text(rows_of(view, runs[0])) if wanted == "csv" else json_text(runs)
+        return text.encode()
+    from cbcli.inspect.lines import in_ascii, text_of
+    from cbcli.inspect.summary import pair_lines, summary_lines
+    from cbcli.inspect.theme import Look
+
+    look = Look(color=False, ascii=ascii)
+    shown = []
+    for number, run in enumerate(runs):
+        shown += [*([()] if number else []), *summary_lines(run, look)]
+    for other in runs[1:]:
+        shown += [(), *pair_lines(runs[0], other, look)]
+    text = "\n".join(text_of(one).rstrip() for one in shown) + "\n"
+    return (in_ascii(text) if ascii else text).encode()
+
+
+def _write(data: bytes) -> None:
+    """On stdout as it is."""
+    sys.stdout.flush()
+    raw = getattr(sys.stdout, "buffer", None)
+    if raw is None:
+        sys.stdout.write(data.decode())
+    else:
+        raw.write(data)
+        raw.flush()

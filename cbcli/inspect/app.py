@@ -1,0 +1,267 @@
+"""The application: runs, views, and what all views share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.reactive import reactive
+from textual.screen import Screen
+from textual.theme import Theme
+from textual.widgets import ContentSwitcher, Footer
+
+from cbcli.inspect.compare import CompareView
+from cbcli.inspect.export import ExportScreen, free_name, write_new
+from cbcli.inspect.help import HelpScreen, help_text
+from cbcli.inspect.layers import LayersView
+from cbcli.inspect.run import Run
+from cbcli.inspect.tabs import Headline, TabBar
+from cbcli.inspect.theme import Look
+from cbcli.inspect.time import TimeView
+from cbcli.inspect.tokens import TokensView
+from cbcli.inspect.view import View
+from engine.trace.record import Trace
+
+NARROW = 110  # columns; below them what stands beside goes below
+DARK = Theme(
+    name="cacheblend-dark",
+    primary="#6cbcee",
+    secondary="#2fbf94",
+    accent="#eda62d",
+    warning="#eda62d",
+    error="#e8702a",
+    success="#2fbf94",
+    foreground="#d9dce3",
+    background="#14161b",
+    surface="#1b1e25",
+    panel="#262a33",
+    dark=True,
+)
+LIGHT = Theme(
+    name="cacheblend-light",
+    primary="#005f97",
+    secondary="#00664a",
+    accent="#8f5200",
+    warning="#8f5200",
+    error="#b34700",
+    success="#00664a",
+    foreground="#1d2026",
+    background="#fbfbf9",
+    surface="#f1f1ee",
+    panel="#e2e3e0",
+    dark=False,
+)
+
+
+class InspectApp(App[None]):
+    """Shows runs. traces: at least one, unless questions can be asked."""
+
+    TITLE = "cacheblend inspect"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "save_picture", "SVG", id="app.picture", tooltip="Save the screen as SVG"),
+        Binding("e", "export", "Export", id="app.export", tooltip="Save as JSON, CSV or HTML"),
+        Binding(
+            "question_mark",
+            "help",
+            "Help",
+            key_display="?",
+            id="app.help",
+            tooltip="What this view shows, and its keys",
+        ),
+        Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave"),
+        Binding("1", "show_view('tokens')", "Tokens", show=False, id="app.tokens"),
+        Binding("2", "show_view('layers')", "Layers", show=False, id="app.layers"),
+        Binding("3", "show_view('time')", "Time", show=False, id="app.time"),
+        Binding("4", "show_view('compare')", "Compare", show=False, id="app.compare"),
+        Binding("r", "run(1)", "Next run", show=False, id="app.next_run"),
+        Binding("R", "run(-1)", "Run before", show=False, id="app.previous_run"),
+        Binding("t", "light", "Light or dark", show=False, id="app.theme"),
+    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]  # noqa: RUF012
+    CSS = """
+    Screen { background: $background; color: $foreground; }
+    ContentSwitcher { height: 1fr; }
+    Footer { background: $panel; }
+    Footer FooterKey.-command-palette { border-left: none; }
+    .-narrow View { layout: vertical; }
+    .-narrow #panel { width: 100%; height: 7; border-left: none; }
+    .-short #panel { height: 3; }
+    .-narrow #map { height: 3fr; min-height: 8; }
+    .-narrow #layer-table { width: 100%; height: 2fr; }
+    .-short #layer-table { display: none; }
+    .-ascii Canvas { scrollbar-size: 0 0; }
+    .-ascii #panel { border-left: none; scrollbar-size: 0 0; }
+    """
+
+    current = reactive(0)
+    shown = reactive("tokens")
+    tabs: tuple[tuple[str, str], ...] = (
+        ("tokens", "Tokens"),
+        ("layers", "Layers"),
+        ("time", "Time"),
+        ("compare", "Compare"),
+    )
+
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        *,
+        view: str = "tokens",
+        dark: bool = True,
+        ascii: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        # Without colours none at all, not greys in their place.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
+        self.set_class(ascii, "-ascii")
+        self.runs = [Run(trace) for trace in traces]
+        self.ascii = ascii
+        self.folder = folder or Path.cwd()
+        self.token = 0
+        self._presented: dict[str, Run] = {}
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = DARK.name if dark else LIGHT.name
+        self.set_reactive(InspectApp.shown, view)
+        if self.runs:
+            selected = self.runs[0].trace.selected
+            self.token = int(selected[0]) if len(selected) else 0
+
+    @property
+    def look(self) -> Look:
+        return Look(self.current_theme.dark, not self.no_color, self.ascii)
+
+    @property
+    def shown_run(self) -> Run:
+        return self.runs[self.current]
+
+    def compose(self) -> ComposeResult:
+        yield TabBar()
+        yield Headline()
+        with ContentSwitcher(initial=f"view-{self.shown}"):
+            yield from self.views()
+        yield Footer(compact=True)
+
+    def views(self) -> Iterable[View]:
+        yield TokensView(id="view-tokens")
+        yield LayersView(id="view-layers")
+        yield TimeView(id="view-time")
+        yield CompareView()
+
+    @property
+    def current_view(self) -> View:
+        return self.query_one(f"#view-{self.shown}", View)
+
+    def on_mount(self) -> None:
+        self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
+        self.call_after_refresh(self._present)
+
+    def _present(self) -> None:
+        """Gives the view that is looked at the run, and the focus."""
+        view = self.current_view
+        if self.runs:
+            if self._presented.get(self.shown) is not self.shown_run or self.shown != "tokens":
+                view.present(self.shown_run)
+                self._presented[self.shown] = self.shown_run
+            elif isinstance(view, TokensView):
+                view.page.go(self.token)
+        view.take_focus()
+
+    def _recolour(self) -> None:
+        for view in self.query(View):
+            view.repaint()
+        self.query_one(TabBar).refresh()
+        self.query_one(Headline).refresh()
+
+    def watch_shown(self) -> None:
+        if not self.is_running:
+            return
+        self.query_one(ContentSwitcher).current = f"view-{self.shown}"
+        self.query_one(TabBar).refresh()
+        self.call_after_refresh(self._present)
+
+    def watch_current(self) -> None:
+        if not self.is_running or not self.runs:
+            return
+        self.token = min(self.token, self.shown_run.count - 1)
+        self.query_one(Headline).refresh()
+        self._present()
+
+    # Actions
+
+    def show_view(self, name: str) -> None:
+        self.shown = name
+
+    def action_show_view(self, name: str) -> None:
+        self.show_view(name)
+
+    def look_at(self, token: int) -> None:
+        """Shows a token in the Tokens view."""
+        self.token = token
+        self.show_view("tokens")
+
+    def action_run(self, step: int) -> None:
+        if len(self.runs) > 1:
+            self.current = (self.current + step) % len(self.runs)
+        else:
+            self.notify("this is the only run", severity="warning")
+
+    def action_light(self) -> None:
+        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    def action_help(self) -> None:
+        view = self.current_view
+        nodes = [node for node in (self.focused, view) if node is not None]
+        own = [b for node in nodes for _, b in node._bindings if b.id]
+        title = dict(self.tabs)[self.shown]
+        general = [b for _, b in self._bindings if b.id]
+        text = help_text(title, view.help_text, [("Here", own), ("Everywhere", general)])
+        self.push_screen(HelpScreen(text, ascii=self.ascii))
+
+    def action_save_picture(self) -> None:
+        """Saves the screen beside where the command was started."""
+        svg = self.export_screenshot(title=self.TITLE)
+        self._write(free_name(self.folder, self._stem(), ".svg"), svg)
+
+    def action_export(self) -> None:
+        if not self.runs:
+            return
+
+        def chosen(kind: str | None) -> None:
+            if kind is not None:
+                from cbcli.inspect.export import exported
+
+                text = exported(kind, self.shown_run, self.runs, self.shown)
+                self._write(free_name(self.folder, self._stem(), f".{kind}"), text)
+
+        self.push_screen(ExportScreen(ascii=self.ascii), chosen)
+
+    def _stem(self) -> str:
+        name = self.shown_run.trace.id if self.runs else "none"
+        kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
+        return f"cacheblend-{kept}-{self.shown}"
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_new(path, text)
+        except OSError as error:
+            said = f"{path}: {error.strerror or error}"
+            self.notify(said, severity="error", markup=False)
+        else:
+            self.notify(f"saved {path.name}", markup=False)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        for name, title in self.tabs:
+            yield SystemCommand(
+                f"View: {title}", f"Show {title}", lambda name=name: self.show_view(name)
+            )
+        yield SystemCommand("Light or dark", "Change between light and dark", self.action_light)
+        yield SystemCommand("Export", "Save as JSON, CSV or HTML", self.action_export)
+        yield SystemCommand("Next run", "Show the next run", lambda: self.action_run(1))

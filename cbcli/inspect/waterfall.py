@@ -1,0 +1,232 @@
+"""Where the time went: layer by layer, phase by phase, and beside what it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbcli.inspect.lines import Line, Span, bar, left, line, right, span
+from cbcli.inspect.run import Run, ms
+from cbcli.inspect.theme import Look
+from engine.trace.record import LayerSpan
+
+PARTS = ("load", "stall", "rotate", "score", "recompute")
+WORDS = {
+    "load": "load",
+    "stall": "wait",
+    "rotate": "place",
+    "score": "score",
+    "recompute": "compute",
+}
+NUMBERS = 8  # cells of a column of milliseconds
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a layer's time, in seconds since the prefill's start."""
+
+    part: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """A time to first token beside the run's own. seconds; note: how it compares."""
+
+    name: str
+    seconds: float
+    note: str
+    role: str
+
+
+def pieces(layer: LayerSpan) -> tuple[Piece, ...]:
+    """A layer's parts in order: loading by itself, the others one after the other; those of a
+    question that read first, then what was computed when the layer's turn came."""
+    found = []
+    if layer.load_s > 0:
+        found.append(Piece("load", layer.load_start_s, layer.load_start_s + layer.load_s))
+    at = layer.start_s if layer.read_start_s is None else layer.read_start_s
+    for part, seconds in (
+        ("stall", layer.stall_s),
+        ("rotate", layer.rotate_s),
+        ("score", layer.score_s),
+        ("recompute", layer.recompute_s),
+    ):
+        if part == "recompute" and layer.read_start_s is not None:
+            at = layer.start_s
+        if seconds > 0:
+            found.append(Piece(part, at, at + seconds))
+            at += seconds
+    return tuple(found)
+
+
+def extent(run: Run) -> tuple[float, float]:
+    """From when to when layers were at work."""
+    every = [piece for layer in run.trace.spans for piece in pieces(layer)]
+    start = min((piece.start for piece in every), default=0.0)
+    end = max((piece.end for piece in every), default=0.0)
+    return min(0.0, start), max(end, float(run.result["timing"]["ttft_s"]))
+
+
+def drawn(found: tuple[Piece, ...], start: float, end: float, columns: int) -> list[str]:
+    """For every column the part that takes most of its time; loading only where nothing else does
+    anything; "" where nothing happens."""
+    cells = [""] * columns
+    if end <= start or not columns:
+        return cells
+    step = (end - start) / columns
+    for column in range(columns):
+        low, high = start + column * step, start + (column + 1) * step
+        best = 0.0
+        for piece in found:
+            shared = min(high, piece.end) - max(low, piece.start)
+            if shared <= 0:
+                continue
+            weight = shared * (1e-6 if piece.part == "load" else 1)
+            if weight > best:
+                best, cells[column] = weight, piece.part
+    return cells
+
+
+def totals(run: Run) -> dict[str, float]:
+    """Seconds of each part, over all layers, as the run's own timing has them."""
+    timing = run.result["timing"]
+    return {
+        "load": float(timing["kv_load_s"]),
+        "stall": float(timing["kv_stall_s"]),
+        "rotate": float(timing["rotate_s"]),
+        "score": float(timing["score_s"]),
+        "recompute": float(timing["recompute_s"]),
+    }
+
+
+def ways(run: Run) -> tuple[Way, ...]:
+    """This run's time to first token, then full prefill's, reuse's and the bound where known."""
+    ttft = float(run.result["timing"]["ttft_s"])
+    compare = run.result.get("compare")
+    found = [Way(run.way, ttft, "this run", "recompute")]
+    full = float(compare["ttft_s"]) if compare else None
+    if full is not None:
+        times = f"{full / ttft:.2f}x this run" if ttft else ""
+        found.append(Way("full prefill", full, times, "full"))
+    if run.trace.reuse_ttft_s is not None:
+        seconds = run.trace.reuse_ttft_s
+        times = f"{seconds / ttft:.2f}x this run" if ttft else ""
+        found.append(Way("reuse", seconds, times, "hit"))
+    if run.trace.bound is not None and full is not None:
+        least = run.trace.bound * full
+        reached = f"{100 * least / ttft:.0f}% of it reached" if ttft else ""
+        found.append(Way("bound", least, reached, "rotate"))
+    return tuple(found)
+
+
+def way_lines(run: Run, look: Look, columns: int) -> list[Line]:
+    found = ways(run)
+    name = min(28, max(len(way.name) for way in found))
+    room = max(8, columns - name - 13 - 22)
+    most = max(way.seconds for way in found)
+    shown = []
+    for way in found:
+        filled = bar(way.seconds / most if most else 0, room, look.ascii)
+        shown.append(
+            line(
+                span(left(way.name, name), "bold" if way is found[0] else ""),
+                Span(right(ms(way.seconds), 11) + "  "),
+                Span(left(filled, room), way.role),
+                span("  " + way.note, "dim"),
+            )
+        )
+    return shown
+
+
+def part_legend(run: Run, look: Look, columns: int) -> Line:
+    """Signs, colours and sums of the parts."""
+    sums = totals(run)
+    sign = 2 if wide_enough(columns) else 1
+    parts: list[Span] = []
+    for part in PARTS:
+        parts += [
+            Span(look.part_signs[part] * sign, part),
+            Span(f" {WORDS[part]} "),
+            Span(ms(sums[part]) + " " * sign, "dim"),
+        ]
+    return tuple(parts)
+
+
+def wide_enough(columns: int) -> bool:
+    return columns >= 100
+
+
+def waterfall_lines(run: Run, look: Look, columns: int, cursor: int | None = None) -> list[Line]:
+    """A line a layer: its parts along the time, and their milliseconds where there is room."""
+    spans = run.trace.spans
+    if not spans:
+        return [line(span("no layer was timed by itself in this run", "dim"))]
+    numbers = wide_enough(columns)
+    room = columns - 6 - (len(PARTS) * NUMBERS if numbers else NUMBERS)
+    start, end = extent(run)
+    signs = look.part_signs
+    head = [Span("layer ", "dim"), Span(_scale(start, end, room, look), "dim")]
+    names = [WORDS[part] for part in PARTS] if numbers else ["ms"]
+    head += [Span(right(name, NUMBERS), "dim") for name in names]
+    shown: list[Line] = [tuple(head)]
+    for number, layer in enumerate(spans):
+        found = pieces(layer)
+        mine = number == cursor
+        parts = [Span(right(str(number), 4) + (" >" if mine else "  "), "key" if mine else "dim")]
+        text, last = "", ""
+        for part in drawn(found, start, end, room):
+            if part != last and text:
+                parts.append(Span(text, last))
+                text = ""
+            last, text = part, text + (signs[part] if part else " ")
+        parts.append(Span(text, last))
+        sums = {piece.part: piece.end - piece.start for piece in found}
+        if numbers:
+            for part in PARTS:
+                value = f"{sums[part] * 1000:.1f}" if part in sums else ""
+                parts.append(Span(right(value, NUMBERS), part if mine else "dim"))
+        else:
+            total = sum(seconds for part, seconds in sums.items() if part != "load")
+            parts.append(Span(right(f"{total * 1000:.1f}", NUMBERS), "dim"))
+        shown.append(tuple(parts))
+    return shown
+
+
+def _scale(start: float, end: float, columns: int, look: Look) -> str:
+    """The times along the waterfall, in milliseconds, about every sixteen cells."""
+    marks = [" "] * columns
+    count = max(1, columns // 16)
+    tick = "|" if look.ascii else "╷"
+    for number in range(count):
+        at = number * columns // count
+        text = f"{tick}{(start + (end - start) * at / columns) * 1000:.0f}"
+        for offset, char in enumerate(text):
+            if at + offset < columns:
+                marks[at + offset] = char
+    return "".join(marks)
+
+
+def phase_lines(run: Run, look: Look, columns: int) -> list[Line]:
+    """The phases of the run, each with its bar along the whole of it."""
+    phases = run.trace.phases
+    if not phases:
+        return []
+    start = min(phase.start_s for phase in phases)
+    end = max(phase.end_s for phase in phases)
+    room = max(8, columns - 14 - 11 - 2)
+    sign = "#" if look.ascii else "━"
+    shown = []
+    for phase in phases:
+        whole = (end - start) or 1.0
+        low = min(room - 1, int((phase.start_s - start) / whole * room))
+        high = max(low + 1, round((phase.end_s - start) / whole * room))
+        shown.append(
+            line(
+                span(left(phase.name, 14)),
+                Span(right(ms(phase.end_s - phase.start_s), 11) + "  "),
+                Span(" " * low),
+                Span(sign * (high - low), "phase"),
+            )
+        )
+    return shown
