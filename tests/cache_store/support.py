@@ -21,6 +21,11 @@ CONTEXT = (1, 2, 3)
 Layers = list[tuple[bytes, bytes]]
 
 
+def scaled(number: int) -> int:
+    """How often to do something: the small number, times CACHEBLEND_STRESS for the full figures."""
+    return max(1, round(number * float(os.environ.get("CACHEBLEND_STRESS", "1"))))
+
+
 def make_layers(spec: KVSpec, tokens: int, seed: int = 0) -> Layers:
     """Random K and V, the same for the same arguments."""
     source = random.Random(f"{seed} {tokens}")
