@@ -282,9 +282,12 @@ class _Ledger:
                 unseen.discard(chunk.chunk_id)
                 ids = tuple(self._cutter.model.tokenizer.encode(chunk.text))
                 key = writer.held(ids)
+                claimed = key is None and self._cutter.store.claim(self._cutter.key(ids))
+                if claimed:  # and wasn't stored by another until then
+                    key = writer.held(ids)
                 if key is not None:  # another ingest was faster
                     self._settle(chunk.chunk_id, key)
-                elif self._cutter.store.claim(self._cutter.key(ids)):
+                elif claimed:
                     yield PromptChunk(ids, chunk.chunk_id)
                 else:
                     self._others.append(PromptChunk(ids, chunk.chunk_id))
@@ -300,10 +303,11 @@ class _Ledger:
         while self._others:
             waiting, ours = [], []
             for chunk in self._others:
+                claimed = self._cutter.store.claim(self._cutter.key(chunk.token_ids))
                 key = writer.held(chunk.token_ids)
                 if key is not None:
                     self._settle(chunk.chunk_id or "", key)
-                elif self._cutter.store.claim(self._cutter.key(chunk.token_ids)):
+                elif claimed:
                     ours.append(chunk)
                 else:
                     waiting.append(chunk)

@@ -80,8 +80,8 @@ def rm(
         left = 0 if dry_run else sum(store.has_entry(key) for key in keys)
     if left:
         out.warn(
-            f"{plural(left, 'entry is', 'entries are')} in use by another process and stayed",
-            "remove them again later",
+            f"in use and not removed: {plural(left, 'entry', 'entries')}",
+            "run the command again later",
         )
     if json:
         out.data(

@@ -301,6 +301,39 @@ def test_a_failed_save_does_not_lose_the_answer(world: World, monkeypatch) -> No
     assert "not every new chunk was stored: no space left" in warning
 
 
+def test_a_store_full_of_ingested_chunks_answers_and_says_what_it_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    world = make_world(tmp_path, monkeypatch)
+    world.json("ingest", "docs")
+    with ChunkStore.open(world.root / "home" / "store") as store:
+        before = {entry.key for entry in store.entries()}
+        store.set_eviction("none")
+        store.set_limit(2 * store.used_bytes() + 4 * 2**20)
+        room = store.limit - store._space._counted(anew=True)
+        (store.path / "kv" / "foreign").write_bytes(b"x" * room)
+    result = world("ask", QUESTION, "--strict-context", "--system", "Be a gull.", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["answer"]
+    warning = json.loads(result.stderr)["warning"]["message"]
+    assert "not every new chunk was stored" in warning
+    assert "is full" in warning
+    with ChunkStore.open(world.root / "home" / "store") as store:
+        assert {entry.key for entry in store.entries()} == before
+
+
+def test_what_a_prompt_saves_is_marked_until_it_is_ingested(tmp_path: Path, monkeypatch) -> None:
+    world = make_world(tmp_path, monkeypatch)
+    world.json("ingest", "docs")
+    world.json("ask", QUESTION, "--strict-context", "--system", "Be a gull.")
+    with ChunkStore.open(world.root / "home" / "store") as store:
+        saved = store.stats().saved_entries
+        assert 0 < saved < store.stats().entries
+    world.json("ingest", "docs", "--system", "Be a gull.")
+    with ChunkStore.open(world.root / "home" / "store") as store:
+        assert store.stats().saved_entries == 0
+
+
 def test_kv_evicted_since_is_computed_again(tmp_path: Path, monkeypatch) -> None:
     """Another model's KV for the chunk is there, and this model was here before: a plain miss."""
     world = make_world(tmp_path, monkeypatch)

@@ -312,6 +312,49 @@ def test_a_smaller_limit_says_what_it_cost(store: Filled) -> None:
     assert set_to["entries_evicted"] > 5
 
 
+def test_the_order_of_eviction_is_shown_and_set(store: Filled) -> None:
+    assert store("limit").stdout.rstrip().endswith("(lru)")
+    assert store.json("limit")["eviction"] == store.json("stats")["eviction"] == "lru"
+    assert store.json("limit", "--eviction", "lfu")["eviction"] == "lfu"
+    assert store.json("limit", "50MB", "--eviction", "none") == {
+        "limit": 50_000_000,
+        "used": store.json("stats")["used"],
+        "eviction": "none",
+        "entries_evicted": 0,
+    }
+    assert "evicts nothing" in store("limit").stdout
+    assert "lru, lfu, none" in store.error("limit", "--eviction", "fifo", code=2)["hint"]
+    assert store.json("limit")["eviction"] == "none"
+
+
+def test_documents_are_pinned_and_unpinned(store: Filled) -> None:
+    assert store.json("pin", "ideas.txt") == {
+        "documents": ["ideas.txt"],
+        "changed": 1,
+        "pinned": ["ideas.txt"],
+    }
+    assert "pinned 1 document, 1 was already; 2 pinned in all" in store("pin", "--all").stdout
+    assert store.json("stats")["pinned_documents"] == 2
+    assert store.json("unpin", "notes/plan.md")["pinned"] == ["ideas.txt"]
+    listed = store.json("ls", "--documents")["documents"]
+    assert {d["source"]: d["pinned"] for d in listed} == {"notes/plan.md": False, "ideas.txt": True}
+    (row,) = [line for line in store("ls", "--documents").stdout.splitlines() if "ideas" in line]
+    assert " yes " in row
+    assert store.json("unpin", "--all")["pinned"] == []
+    assert store.error("pin", code=2)["hint"]
+    assert store.error("pin", "ideas.txt", "--all", code=2)["hint"]
+    assert "ideas.txt" in store.error("pin", "idea.txt", code=3)["hint"]
+
+
+def test_rm_leaves_what_is_in_use_and_says_so(store: Filled) -> None:
+    with store.opened() as opened, opened.open_entry(opened.keys_of_chunk(PLAN)[0]):
+        result = store("rm", PLAN)
+        assert result.exit_code == 0
+        assert "in use and not removed: 1 entry" in result.stderr
+        assert opened.keys_of_chunk(PLAN)
+    assert "removed 1 entry" in store("rm", PLAN).stdout
+
+
 def test_a_limit_can_be_set_before_there_is_a_store(tmp_path: Path) -> None:
     new = Filled(tmp_path / "new")
     assert new.json("limit", "30MB")["limit"] == 30_000_000
@@ -364,7 +407,9 @@ def test_quiet_says_nothing_besides_the_data(store: Filled) -> None:
     assert store("verify", "-q").stderr == ""
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "rm", "stats", "verify", "path", "limit"])
+@pytest.mark.parametrize(
+    "command", ["ls", "show", "rm", "stats", "verify", "path", "limit", "pin", "unpin"]
+)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     shown = run("store", command, "--help")
     assert shown.exit_code == 0
