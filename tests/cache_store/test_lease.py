@@ -84,7 +84,7 @@ def test_what_another_process_protects_stays_until_it_is_killed(small: ChunkStor
         assert small.discard(stored[0]) == 0
         assert stored[0] in keys(small)
         assert small.used_bytes() <= LIMIT
-    fill(small, range(50, 67))
+    fill(small, range(50, 75))
     assert not set(stored) & keys(small)
     assert leases(small) == [] or small.verify(repair=True).problems == ()
 
@@ -96,7 +96,7 @@ def test_what_another_process_reads_stays_until_it_is_killed(small: ChunkStore) 
         assert set(stored) & keys(small) == set(stored[:2])
         assert small.discard(stored[1]) == 0
         assert read(small, stored[0])[1] == LAYERS
-    fill(small, range(50, 67))
+    fill(small, range(50, 75))
     assert not set(stored) & keys(small)
 
 
