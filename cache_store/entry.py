@@ -7,6 +7,18 @@
         context token ids, u32 each; one xxh3_128 a layer; zeros up to a multiple of 64
     then, a layer after the other, K and V, each [tokens, kv_heads, head_dim], nothing between
 
+dtype is 0 bf16, 1 fp16, 2 fp32, 3 fp8 (e4m3), 4 int8, 5 int4. In the last three a number is
+base + step * code, code being a signed e4m3 number, 0 to 255 or 0 to 15; and K and V are each
+
+    steps, bf16; then as many bases, bf16; then the codes; zeros up to a multiple of 64
+
+A channel is one of a head's dimensions, a group `GROUP` in number, the last one what is left.
+K has a step for each group of tokens and channel, [groups, kv_heads * head_dim], V for each group
+of channels, [tokens, kv_heads, groups of head_dim]. Codes are in the order of the numbers, a byte
+each; of int4, two in a byte: of a run of n numbers, byte i has number i in its low four bits and
+number ceil(n / 2) + i in the high ones (0 if there is none). A run is all of a token's K, and one
+group of channels of its V.
+
 All numbers are little-endian. Every byte of the file is under a checksum and its length is known
 from the header, so neither a flipped bit nor a cut goes unseen. Files are never changed in place.
 """
@@ -125,25 +137,24 @@ def _header_bytes(spec: KVSpec, tokens: int, context_tokens: int, strings: list[
 def write_entry(descriptor: int, header: EntryHeader, layers: Sequence[tuple[Any, Any]]) -> None:
     """Writes a whole chunk file to an empty, writable file.
 
-    layers: K and V of each layer as C-contiguous buffers, [tokens, kv_heads, head_dim] each, in
-    the spec's dtype, little-endian. Raises ValueError where their number or size differs from
-    what the header says, OSError as the disk does.
+    layers: K and V of each layer as C-contiguous buffers, as the file has them. Raises ValueError
+    where their number or size differs from what the header says, OSError as the disk does.
     """
     spec, tokens = header.spec, len(header.token_ids)
     if len(layers) != spec.layers:
         raise ValueError(f"{len(layers)} layers given, {spec.layers} expected")
-    half = spec.layer_bytes(tokens) // 2
+    sizes = spec.part_bytes(tokens)
     checksums = []
     offset = header.header_bytes
     for index, pair in enumerate(layers):
         checksum = xxh3_128()
-        for name, values in zip("KV", pair, strict=True):
+        for name, size, values in zip("KV", sizes, pair, strict=True):
             data = _bytes_of(values)
-            if data.nbytes != half:
-                raise ValueError(f"{name} of layer {index} has {data.nbytes} bytes, not {half}")
+            if data.nbytes != size:
+                raise ValueError(f"{name} of layer {index} has {data.nbytes} bytes, not {size}")
             checksum.update(data)
             _write_at(descriptor, data, offset)
-            offset += half
+            offset += size
         checksums.append(checksum.digest())
     _write_at(descriptor, memoryview(header.encode(checksums)), 0)
 
@@ -313,12 +324,12 @@ class EntryReader:
         self._view = view
         self.header = _parse(view[: _needed(view, size, path)], size, path)
         self._map = mapped
-        self._layer_bytes = self.header.spec.layer_bytes(len(self.header.token_ids))
+        self._part_bytes = self.header.spec.part_bytes(len(self.header.token_ids))
         self._checked = [False] * self.header.spec.layers
         self._on_close = on_close
 
     def layer(self, index: int) -> tuple[memoryview, memoryview]:
-        """K and V of a layer, read-only bytes of [tokens, kv_heads, head_dim] each, not copied.
+        """K and V of a layer, read-only bytes as they are in the file, not copied.
 
         The layer's checksum is verified when it is first asked for. Raises DamagedEntry where it
         differs, IndexError for a layer that isn't there, ValueError after `close`.
@@ -327,14 +338,14 @@ class EntryReader:
             raise ValueError("the entry is closed")
         if not 0 <= index < len(self._checked):
             raise IndexError(f"layer {index} of {len(self._checked)}")
-        length = self._layer_bytes
+        k_bytes, length = self._part_bytes[0], sum(self._part_bytes)
         start = self.header.header_bytes + index * length
         data = self._view[start : start + length]
         if not self._checked[index]:
             if xxh3_128(data).digest() != self.header.checksums[index]:
                 raise DamagedEntry(f"chunk file {self.path.name} is damaged in layer {index}")
             self._checked[index] = True
-        return data[: length // 2], data[length // 2 :]
+        return data[:k_bytes], data[k_bytes:]
 
     @property
     def file(self) -> memoryview:

@@ -41,7 +41,7 @@ def draw(report: Report, path: Path) -> None:
         _over_ratio(right, rows)
         at, model = report.conditions, report.model
         figure.suptitle(
-            f"{model.name}, {model.dtype} on {at.cpu if at.device == 'cpu' else at.device}, "
+            f"{model.name}, {model.precision} on {at.cpu if at.device == 'cpu' else at.device}, "
             f"{at.threads} threads, medians of {report.pairs} rounds",
             fontsize=10,
             parse_math=False,  # a model may be named anything

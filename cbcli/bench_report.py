@@ -71,7 +71,7 @@ def heading(report: Report) -> list[str]:
     at, model = report.conditions, report.model
     where = f", store on {at.store_filesystem}" if at.store_filesystem else ""
     lines = [
-        f"{model.name}, {model.dtype} on {at.device} ({at.cpu}), {at.threads} of {at.cores} "
+        f"{model.name}, {model.precision} on {at.device} ({at.cpu}), {at.threads} of {at.cores} "
         f"cores, torch {at.torch}",
         f"medians of {report.pairs} rounds{where}, files in the page cache",
     ]

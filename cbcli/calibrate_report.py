@@ -24,7 +24,7 @@ def show(out: Output, blueprint: Blueprint, profile: Profile, task: TaskProfile 
     if out.json:
         out.data(profile.to_json())
         return
-    out.line(f"{blueprint.name}, {blueprint.dtype} on {blueprint.device}")
+    out.line(f"{blueprint.name}, {blueprint.precision} on {blueprint.device}")
     _show_gate(out, profile)
     if task is None or not profile.passed:
         return
@@ -112,6 +112,7 @@ def show_table(out: Output, blueprint: Blueprint, speed: Speed, ratios: Sequence
                 "model": {
                     "name": blueprint.name,
                     "dtype": blueprint.dtype,
+                    "kv_dtype": blueprint.kv_dtype,
                     "device": str(blueprint.device),
                 },
                 "prompt": asdict(prompt),
@@ -121,7 +122,7 @@ def show_table(out: Output, blueprint: Blueprint, speed: Speed, ratios: Sequence
         )
         return
     out.line(
-        f"{blueprint.name}, {blueprint.dtype} on {blueprint.device}: a layer of a prompt of "
+        f"{blueprint.name}, {blueprint.precision} on {blueprint.device}: a layer of a prompt of "
         f"{count_text(prompt.tokens, 'tokens')}, recomputed at a ratio, loaded from a medium"
     )
     headers = ["medium", "bandwidth", "load", *(f"{ratio}" for ratio in ratios)]

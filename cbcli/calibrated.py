@@ -196,7 +196,7 @@ class Calibrated:
             raise UsageError(
                 f"{wanted} needs a calibration of {self.blueprint.name} for {settings.task}, "
                 f"context {settings.context}, on {self.blueprint.device.type} in "
-                f"{self.blueprint.dtype}{old}",
+                f"{self.blueprint.precision}{old}",
                 _HINT,
             )
         policy = settings.policy if _strength(settings, "policy", own) else task.policy
@@ -246,7 +246,7 @@ class Calibrated:
         from engine.audit import AuditLog, running_kl
         from engine.policies import make_policy
 
-        model, dtype = self.blueprint.spec.model, self.blueprint.dtype
+        model, dtype = self.blueprint.spec.model, self.blueprint.precision
         try:
             return running_kl(
                 AuditLog(store.journal),
@@ -312,7 +312,7 @@ def read(blueprint: Blueprint) -> Profile | None:
     """The profile of a model as it is used here. Raises IntegrityError for a damaged one."""
     from engine.calibration.profile import Subject, places_of, read_profile
 
-    subject = Subject(blueprint.spec.model, blueprint.dtype, blueprint.device.type)
+    subject = Subject(blueprint.spec.model, blueprint.precision, blueprint.device.type)
     return read_profile(subject, places_of(blueprint.path, subject.model, data_root()))
 
 

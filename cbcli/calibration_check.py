@@ -23,6 +23,7 @@ def check_calibration(settings: Settings) -> Iterator[Check]:
     if info.config is None or info.problem:
         return
     from engine.calibration.profile import FOLDER, Subject, places_of, read_profile
+    from engine.codec import choose_kv_dtype, precision
     from engine.fingerprint import known_fingerprint, model_fingerprint
     from engine.model import choose_device, choose_dtype
 
@@ -34,7 +35,8 @@ def check_calibration(settings: Settings) -> Iterator[Check]:
         yield Check("calibration", "ok", said)
         return
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, info.config.dtype, device)
+    computed = choose_dtype(settings.dtype, info.config.dtype, device)
+    dtype = precision(computed, choose_kv_dtype(settings.kv_dtype, computed))
     fingerprint = fingerprint or model_fingerprint(info.path, info.config)
     subject = Subject(fingerprint, dtype, device.type)
     try:

@@ -30,6 +30,7 @@ class Subject:
     name: str
     config: ModelConfig
     dtype: DType
+    kv_dtype: DType
     device: torch.device
     prefix: int
     separator: int
@@ -81,7 +82,7 @@ class Figures:
         from engine import estimate as estimates
 
         config, prefix = subject.config, subject.prefix
-        spec = estimates.shape_spec(config, subject.dtype)
+        spec = estimates.shape_spec(config, subject.kv_dtype)
         times = None
         if probe is not None:
             times = estimates.times(
@@ -117,6 +118,7 @@ class Figures:
             "model": {
                 "name": subject.name,
                 "dtype": subject.dtype,
+                "kv_dtype": subject.kv_dtype,
                 "device": str(subject.device),
             },
             "kv": {
@@ -246,7 +248,7 @@ def _assumed(
     """What the figures take for granted, in words."""
     why = "" if subject.blueprint else ", for want of its tokenizer and template"
     said = [
-        f"KV in {subject.dtype}, computed behind a prefix of {subject.prefix} tokens",
+        f"KV in {subject.kv_dtype}, computed behind a prefix of {subject.prefix} tokens",
         f"a question of {subject.suffix} tokens with its template{why}",
     ]
     if shape.chunks < min(settings.top_k, len(material.chunks) or settings.top_k):

@@ -40,8 +40,8 @@ def draw(report: Report, path: Path) -> None:
         _finish(right, "speedup of the first token over full prefill")
         data = report.data
         figure.suptitle(
-            f"{report.model.name}, {report.model.dtype}: {data.questions} questions, prompts of "
-            f"{data.tokens:,.0f} tokens; bands: 95% of resampled questions",
+            f"{report.model.name}, {report.model.precision}: {data.questions} questions, "
+            f"prompts of {data.tokens:,.0f} tokens; bands: 95% of resampled questions",
             fontsize=10,
             parse_math=False,  # a model may be named anything
         )

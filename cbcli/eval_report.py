@@ -40,7 +40,7 @@ def heading(report: Report) -> list[str]:
     order = "" if data.shuffle is None else f", shuffled with seed {data.shuffle}"
     scored = "" if report.metric is None else f"; answers of up to {report.max_tokens} tokens"
     return [
-        f"{model.name}, {model.dtype} on {at.device} ({at.cpu}), {at.threads} of {at.cores} "
+        f"{model.name}, {model.precision} on {at.device} ({at.cpu}), {at.threads} of {at.cores} "
         f"cores, torch {at.torch}",
         f"{count_text(data.questions, 'questions')}, {passages} passages each{order}, prompts of "
         f"{data.tokens:,.0f} tokens",

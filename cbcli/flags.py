@@ -127,6 +127,12 @@ MemoryLimit = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Devices = Annotated[str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")]
 DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
+KVDType = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype", help="What KV is stored in: auto, bf16, fp16, fp32, fp8, int8 or int4."
+    ),
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")

@@ -83,6 +83,7 @@ def open_blueprint(settings: Settings, out: Output) -> Blueprint:
         folder,
         device=settings.device,
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
         system=settings.system,
         separator=settings.separator,
         template_date=settings.template_date,

@@ -93,6 +93,11 @@ class Settings:
     dtype: str = _setting(
         "auto", values.choice("auto", "bf16", "fp16", "fp32"), "auto, bf16, fp16 or fp32"
     )
+    kv_dtype: str = _setting(
+        "auto",
+        values.choice("auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"),
+        "What KV is stored in: auto (as computed), bf16, fp16, fp32, fp8, int8 or int4",
+    )
     threads: int | None = _setting(
         None, values.whole(1, 4096), "Threads to compute with; unset: one a core", example="4"
     )

@@ -60,7 +60,13 @@ class Engine:
         self.model, self.blueprint, self.store = model, blueprint, store
         self.tokenizer, self.template = blueprint.tokenizer, blueprint.template
         self.spec = blueprint.spec
-        self.info = ModelInfo(blueprint.name, self.spec.model, blueprint.dtype, str(model.device))
+        self.info = ModelInfo(
+            blueprint.name,
+            self.spec.model,
+            blueprint.dtype,
+            blueprint.kv_dtype,
+            str(model.device),
+        )
         self.prefill = Prefiller(model, store, self.spec)
         self._load_s = 0.0
         self._writer: ChunkWriter | None = None

@@ -143,7 +143,7 @@ class Audit:
             time=time.time(),
             prompt=prompt_hash(prompt.token_ids),
             model=model.fingerprint,
-            dtype=model.dtype,
+            dtype=model.precision,
             mode=options.mode,
             policy=options.policy if blending else "",
             ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),

@@ -8,6 +8,7 @@ import torch
 
 from cache_store.errors import UsageError
 from cache_store.keys import DType, KVSpec
+from engine.codec import choose_kv_dtype, precision
 from engine.config import ModelConfig, load_config
 from engine.context import ContextKind, context_kind
 from engine.fingerprint import model_fingerprint
@@ -19,7 +20,8 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: what is computed and stored in. context: what chunks are computed behind."""
+    """dtype: what is computed in; kv_dtype: what KV is stored in. context: what chunks are computed
+    behind."""
 
     path: Path
     name: str
@@ -28,6 +30,7 @@ class Blueprint:
     template: PromptTemplate
     device: torch.device
     dtype: DType
+    kv_dtype: DType
     memo: Path | None
     context: ContextKind = "prefix"
 
@@ -39,6 +42,7 @@ class Blueprint:
         name: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         system: str | None = None,
         separator: str | None = None,
         template_date: str | None = None,
@@ -48,8 +52,9 @@ class Blueprint:
         """Reads a Hugging Face directory's small files.
 
         None takes the built-in system prompt, separator and date. memo: a file that keeps weight
-        hashes between runs. context: see `PromptTemplate.context`. Raises
-        NotFoundError, UsageError (not supported, or no such context), IntegrityError.
+        hashes between runs. kv_dtype: auto is what is computed in. context: see
+        `PromptTemplate.context`. Raises NotFoundError, UsageError (not supported, or no such
+        context), IntegrityError.
         """
         path, kind = Path(model_dir), context_kind(context)
         config = load_config(path)
@@ -57,6 +62,7 @@ class Blueprint:
         given = {"system": system, "separator": separator, "template_date": template_date}
         chosen = {key: value for key, value in given.items() if value is not None}
         where = choose_device(device)
+        computed = choose_dtype(dtype, config.dtype, where)
         return cls(
             path=path,
             name=name or path.name,
@@ -64,7 +70,8 @@ class Blueprint:
             tokenizer=tokenizer,
             template=PromptTemplate.load(path, tokenizer, **chosen),
             device=where,
-            dtype=choose_dtype(dtype, config.dtype, where),
+            dtype=computed,
+            kv_dtype=choose_kv_dtype(kv_dtype, computed),
             memo=memo,
             context=kind,
         )
@@ -79,6 +86,11 @@ class Blueprint:
     def chunk_context(self) -> tuple[int, ...]:
         """Ids that chunks are computed behind."""
         return self.template.context(self.context)
+
+    @property
+    def precision(self) -> str:
+        """Both types, as measurements are told apart by them: see `engine.codec.precision`."""
+        return precision(self.dtype, self.kv_dtype)
 
     @property
     def shape(self) -> KVSpec:
@@ -102,5 +114,5 @@ class Blueprint:
     def _spec(self, fingerprint: str) -> KVSpec:
         c = self.config
         return KVSpec(
-            fingerprint, self.tokenizer.fingerprint, c.layers, c.kv_heads, c.head_dim, self.dtype
+            fingerprint, self.tokenizer.fingerprint, c.layers, c.kv_heads, c.head_dim, self.kv_dtype
         )

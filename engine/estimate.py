@@ -91,7 +91,7 @@ def kv_sizes(spec: KVSpec, chunk_tokens: int, prefix: int) -> Sizes:
     return Sizes(
         spec.token_bytes,
         chunk_tokens,
-        chunk_tokens * spec.token_bytes,
+        spec.layers * spec.layer_bytes(chunk_tokens),
         ChunkStore.predicted_bytes(spec, chunk_tokens, prefix),
     )
 
@@ -212,7 +212,7 @@ def _counted(
         + probe.plan_s
         + probe.head_s
     )
-    nbytes = (shape.prefix + shape.cached) * shape_spec(c, probe.dtype).token_bytes
+    nbytes = (shape.prefix + shape.cached) * shape_spec(c, probe.kv_dtype).token_bytes
     return FirstToken(
         compute,
         nbytes / probe.place_bytes_s,
@@ -278,7 +278,7 @@ def ingest_seconds(config: ModelConfig, probe: Probe, chunks: Sequence[int], pre
         flops = bound.predicted(config, prefix=prefix, cached=0, always=tokens)
         each = _linear(config, probe, flops, together)
         compute += count * (each + flops.attention / probe.causal.flops)
-    nbytes = shape_spec(config, probe.dtype).token_bytes * total
+    nbytes = shape_spec(config, probe.kv_dtype).token_bytes * total
     write = nbytes / probe.disk.write if probe.disk.write else 0.0
     batches = -(-total // BATCH_TOKENS)
     return max(compute, write) + min(compute, write) / batches

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from cache_store.errors import CacheblendError, StoreFullError
-from cache_store.keys import KVSpec, entry_key, group_key
+from cache_store.keys import DType, KVSpec, entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.model import Decoder
@@ -30,6 +30,7 @@ class WorkerModel:
 
     folder: Path
     spec: KVSpec
+    dtype: DType  # what is computed in
     context: tuple[int, ...]
     prefix: tuple[int, ...]
     store: Path
@@ -77,6 +78,7 @@ class DeviceWriters:
         self._worker_model = WorkerModel(
             model.path,
             model.spec,
+            model.dtype,
             self._context,
             model.template.prefix,
             store.path.absolute(),
@@ -170,7 +172,7 @@ def writer_on(model: WorkerModel, device: str) -> Iterator[Callable[[Task], Stor
     """In a worker's process: what does its tasks on `device`."""
     set_threads(model.threads, model.sharing if device == "cpu" else 1)
     try:
-        decoder = Decoder.load(model.folder, device, model.spec.dtype)
+        decoder = Decoder.load(model.folder, device, model.dtype)
     except (OSError, RuntimeError, MemoryError) as error:  # no memory left for it, above all
         raise CacheblendError(f"{device}: the model could not be loaded: {error}") from error
     with ChunkStore.open(model.store) as store:

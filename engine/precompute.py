@@ -7,6 +7,7 @@ import torch
 
 from cache_store.errors import UsageError
 from cache_store.keys import KVSpec, entry_key, group_key
+from engine.codec import Buffers, Codec
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.model import Decoder
@@ -15,7 +16,6 @@ from engine.prompt import PromptChunk, Segment
 from engine.sources import KVStore
 from engine.write_behind import WriteBehind
 
-LayerBuffers = tuple[memoryview, memoryview]
 OnStored = Callable[[PromptChunk, str], None]
 
 # Tokens computed together. Measured on 2 AVX-512/AMX cores with the default model and chunks of 64
@@ -37,16 +37,14 @@ class Batch:
     kv: torch.Tensor
     copied: torch.cuda.Event | None
 
-    def layers(self) -> Iterator[tuple[PromptChunk, list[LayerBuffers]]]:
-        """Each chunk with, per layer, its K and V as contiguous bytes."""
+    def layers(self, codec: Codec) -> Iterator[tuple[PromptChunk, list[Buffers]]]:
+        """Each chunk with, per layer, its K and V as they are stored. Raises as `Codec.encode`."""
         if self.copied is not None:
             self.copied.synchronize()
-        # bf16 has no buffer type of its own, so it goes as bytes
-        values = self.kv.flatten(3).view(torch.uint8).numpy()
         start = 0
         for chunk in self.chunks:
             end = start + len(chunk.token_ids)
-            yield chunk, [(kv[0, start:end].data, kv[1, start:end].data) for kv in values]
+            yield chunk, [codec.encode(kv[0, start:end], kv[1, start:end]) for kv in self.kv]
             start = end
 
 
@@ -209,7 +207,7 @@ class ChunkWriter:
 
     def _stored(self, batch: Batch, on_stored: OnStored, saved: bool) -> Iterator[None]:
         """Stores a batch, a chunk a step."""
-        for chunk, layers in batch.layers():
+        for chunk, layers in batch.layers(Codec.of(self.spec, self._precomputer.model.dtype)):
             key = self.store.put(
                 self.spec,
                 chunk.token_ids,

@@ -10,6 +10,7 @@ import torch
 from cache_store.errors import UsageError
 from cache_store.keys import KVSpec
 from engine.blend import Blended, Looks, blend
+from engine.codec import Codec
 from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, make_loader
@@ -57,6 +58,7 @@ class Prefiller:
     def __init__(self, model: Decoder, store: KVStore | None, spec: KVSpec) -> None:
         self.model, self.store, self.spec = model, store, spec
         self._rate: float | None = None  # tokens a second that this model computes here
+        self._codec = Codec.of(spec, model.dtype)
 
     def __call__(self, prompt: Prompt, options: BlendOptions, room: int = 0) -> Prefilled:
         """Brings a prompt to its first output token; `room`: tokens the answer may take.
@@ -134,7 +136,7 @@ class Prefiller:
         else:
             with (
                 self._pinned(found),
-                make_loader(options.loader, model, self.store, found, watch) as loader,
+                make_loader(options.loader, model, self.store, found, watch, self._codec) as loader,
             ):
                 result = blend(model, ids, found, loader, options, cache, tables, watch)
                 bytes_loaded, tiers = loader.bytes_loaded, loader.tiers

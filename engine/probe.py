@@ -58,6 +58,7 @@ class Probe:
 
     device: str
     dtype: DType
+    kv_dtype: DType
     threads: int
     tokens: int
     linear: tuple[Rate, ...]
@@ -84,15 +85,18 @@ def probe(
     dtype: DType,
     folder: Path,
     *,
+    kv_dtype: DType | None = None,
     shape: PromptShape = STANDARD,
     threads: int | None = None,
 ) -> Probe:
     """Measures what `config` takes on a device, and the disk under `folder`, which is not made.
 
-    shape: of the prompts it is asked for; shorter ones are tried where that takes too long.
+    kv_dtype: what KV is stored in; None: `dtype`. shape: of the prompts it is asked for; shorter
+    ones are tried where that takes too long.
     Raises CacheblendError where not even two layers of the model fit into memory.
     """
     began = time.perf_counter()
+    stored = kv_dtype or dtype
     set_threads(threads)
     disk = probe_disk(folder)
     notes = [disk.note] if disk.note else []
@@ -103,13 +107,14 @@ def probe(
         scattered, causal = bench.attention(length)
         shape = shape.within(length)
         try:
-            trials = run_trials(bench.model, dtype, shape, bench.seconds, blend=bench.quick(shape))
+            trials = run_trials(bench.model, stored, shape, bench.seconds, blend=bench.quick(shape))
         except (CacheblendError, OSError) as error:
             trials = ()
             notes.append(f"no prompt could be tried: {error}")
         return Probe(
             device=str(device),
             dtype=dtype,
+            kv_dtype=stored,
             threads=torch.get_num_threads(),
             tokens=length,
             linear=linear,

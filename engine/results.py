@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cache_store.misses import MissReason
+from engine.codec import precision
 from engine.prompt import SegmentKind
 from engine.sources import Status
 from engine.timing import LayerTime
@@ -17,7 +18,13 @@ class ModelInfo:
     name: str
     fingerprint: str
     dtype: str
+    kv_dtype: str
     device: str
+
+    @property
+    def precision(self) -> str:
+        """See `engine.codec.precision`."""
+        return precision(self.dtype, self.kv_dtype)
 
 
 @dataclass(frozen=True)

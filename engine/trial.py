@@ -12,6 +12,7 @@ import torch
 from cache_store.keys import DType, KVSpec
 from cache_store.place import MIN_LIMIT
 from cache_store.store import ChunkStore
+from engine.codec import Codec
 from engine.config import ModelConfig
 from engine.model import Decoder
 from engine.options import BlendOptions
@@ -82,8 +83,8 @@ def run_trials(
 ) -> tuple[Trial, ...]:
     """Reuse through a few layers and through more, and with `blend` a blend through these.
 
-    seconds: measures a run. Raises OSError and CacheblendError where no store can be made in
-    the system's folder for temporary files.
+    dtype: what KV is stored in. seconds: measures a run. Raises OSError and CacheblendError where
+    no store can be made in the system's folder for temporary files.
     """
     c = model.config
     layer_bytes = _spec(model, dtype, 1).layer_bytes(shape.tokens)
@@ -145,9 +146,10 @@ def _stored_prompt(model: Decoder, store: ChunkStore, spec: KVSpec, shape: Promp
     chunks = [PromptChunk(take(shape.chunk_tokens)) for _ in range(shape.chunks)]
     wanted: list[tuple[tuple[int, ...], tuple[int, ...]]] = [(prefix, ())] if prefix else []
     wanted += [(chunk.token_ids, prefix) for chunk in chunks]
+    codec = Codec.of(spec, model.dtype)
     for token_ids, context in wanted:
-        noise = torch.randn(spec.layer_bytes(len(token_ids)) // 2 // model.dtype.itemsize)
-        half = noise.mul_(0.02).to(model.dtype).view(torch.uint8).numpy().data
+        noise = torch.randn(len(token_ids), spec.kv_heads, spec.head_dim)
+        layer = codec.encode(*(noise.mul_(0.02).to(model.dtype),) * 2)
         regime = model.rope.regime(len(context) + len(token_ids))
-        store.put(spec, token_ids, context, regime, [(half, half)] * spec.layers)
+        store.put(spec, token_ids, context, regime, [layer] * spec.layers)
     return lay_out(prefix, chunks, separator, suffix)

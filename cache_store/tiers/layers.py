@@ -20,10 +20,10 @@ def is_layer(header: EntryHeader, index: int, data: memoryview) -> bool:
     return data.nbytes == layer_bytes(header) and xxh3_128(data).digest() == header.checksums[index]
 
 
-def halves(header: EntryHeader, data: memoryview) -> tuple[memoryview, memoryview]:
+def parts(header: EntryHeader, data: memoryview) -> tuple[memoryview, memoryview]:
     """K and V of a layer."""
-    half = layer_bytes(header) // 2
-    return data[:half], data[half:]
+    k_bytes, _ = header.spec.part_bytes(len(header.token_ids))
+    return data[:k_bytes], data[k_bytes:]
 
 
 def layers_of_file(header: EntryHeader, data: memoryview) -> Layers:
@@ -35,5 +35,5 @@ def layers_of_file(header: EntryHeader, data: memoryview) -> Layers:
         layer = data[start : start + size]
         if not is_layer(header, index, layer):
             raise DamagedEntry(f"entry {header.key[:12]} is damaged in layer {index}")
-        found.append(halves(header, layer))
+        found.append(parts(header, layer))
     return found

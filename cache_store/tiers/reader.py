@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from cache_store.tiers.layers import Layers, halves, is_layer, layer_bytes
+from cache_store.tiers.layers import Layers, is_layer, layer_bytes, parts
 from cache_store.tiers.protocol import Bytes, ClosingReader, LostEntry, Remote, RemoteError
 from cache_store.tiers.remote import RemoteEntry
 
@@ -78,7 +78,7 @@ class RemoteReader(ClosingReader):
                 self.failed = True
                 raise LostEntry(f"entry {self.header.key[:12]}: {error.message}") from error
             self._keep(span, data)
-        return halves(self.header, self._data[index])
+        return parts(self.header, self._data[index])
 
     def _keep(self, span: int, data: Bytes) -> None:
         """Checks the layers of a span. Raises LostEntry for bytes that aren't theirs."""
@@ -111,7 +111,7 @@ class RemoteReader(ClosingReader):
                 come = asked is not None and asked.done() and not asked.cancelled()
                 data = asked.result() if asked is not None and come else None
                 self._keep(span, data or self._fetch(span, self._tier.slow))
-        return [halves(self.header, self._data[index]) for index in range(len(self._span_of))]
+        return [parts(self.header, self._data[index]) for index in range(len(self._span_of))]
 
     def close(self) -> None:
         """Asks for nothing more. Closing twice is fine; views handed out stay good."""

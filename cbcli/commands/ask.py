@@ -95,6 +95,7 @@ def ask(
     remote_timeout: flags.RemoteTimeout = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -142,6 +143,7 @@ def ask(
             "remote_timeout": remote_timeout,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
@@ -241,7 +243,7 @@ def _require_usable(
     if others:
         raise NotFoundError(
             f"these chunks were ingested with {', '.join(sorted(others))}; the store has no KV of "
-            f"{blueprint.name} ({blueprint.dtype}) for them",
+            f"{blueprint.name} ({blueprint.kv_dtype}) for them",
             "ingest the documents again with this model, or use --mode full",
         )
 

@@ -119,6 +119,7 @@ def ttft(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -132,7 +133,7 @@ def ttft(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv, plot)
-    settings = _settings(model, device, dtype, threads)
+    settings = _settings(model, device, dtype, threads, kv_dtype)
     from engine.bench.ttft import TtftSweep, measure_ttft
     from engine.options import parse_ratio
 
@@ -172,6 +173,7 @@ def ingest(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -183,7 +185,7 @@ def ingest(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv)
-    settings = _settings(model, device, dtype, threads)
+    settings = _settings(model, device, dtype, threads, kv_dtype)
     from engine.bench.ingest import check_lengths, measure_ingest
 
     wanted = wholes("--lengths", lengths)
@@ -228,6 +230,7 @@ def load(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -239,7 +242,7 @@ def load(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv)
-    settings = _settings(model, device, dtype, threads)
+    settings = _settings(model, device, dtype, threads, kv_dtype)
     from engine.bench.load import LoadSweep, measure_load
     from engine.options import parse_ratio
 
@@ -342,6 +345,18 @@ def _bench(
 
 
 def _settings(
-    model: str | None, device: str | None, dtype: str | None, threads: int | None
+    model: str | None,
+    device: str | None,
+    dtype: str | None,
+    threads: int | None,
+    kv_dtype: str | None = None,
 ) -> Settings:
-    return load_settings({"model": model, "device": device, "dtype": dtype, "threads": threads})
+    return load_settings(
+        {
+            "model": model,
+            "device": device,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "threads": threads,
+        }
+    )

@@ -85,6 +85,7 @@ def calibrate(
     store: flags.Store = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -115,6 +116,7 @@ def calibrate(
             "store": store,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
@@ -241,7 +243,7 @@ def _calibrated(
     from engine.calibration.profile import Profile, Subject, places_of, write_profile
     from engine.calibration.speed_probe import measure_speed
 
-    subject = Subject(blueprint.spec.model, blueprint.dtype, blueprint.device.type)
+    subject = Subject(blueprint.spec.model, blueprint.precision, blueprint.device.type)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     profile = _before(out, blueprint) or Profile(subject, this_version(), now)
     engine = Engine.load(blueprint, threads=settings.threads)

@@ -61,6 +61,7 @@ def estimate(
     system: flags.System = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -87,6 +88,7 @@ def estimate(
             "system": system,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
@@ -102,6 +104,7 @@ def estimate(
 
 
 def _subject(out: Output, settings: Settings, file: Path | None) -> Subject:
+    from engine.codec import choose_kv_dtype
     from engine.config import load_config, parse_config
     from engine.model import choose_device, choose_dtype
 
@@ -112,12 +115,15 @@ def _subject(out: Output, settings: Settings, file: Path | None) -> Subject:
             b = open_blueprint(settings, out)
             suffix = len(b.template.suffix(QUESTION))
             prefix, separator = len(b.template.prefix), len(b.template.separator)
-            return Subject(b.name, b.config, b.dtype, device, prefix, separator, suffix, b)
+            return Subject(
+                b.name, b.config, b.dtype, b.kv_dtype, device, prefix, separator, suffix, b
+            )
         config, name = load_config(folder), folder.name
     else:
         config, name = parse_config(_read_json(file), where=str(file)), str(file)
     dtype = choose_dtype(settings.dtype, config.dtype, device)
-    return Subject(name, config, dtype, device, PREFIX, 0, SUFFIX, None)
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
+    return Subject(name, config, dtype, kv_dtype, device, PREFIX, 0, SUFFIX, None)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -204,6 +210,7 @@ def _measured(out: Output, settings: Settings, subject: Subject, shape: PromptSh
         subject.device,
         subject.dtype,
         settings.store,
+        kv_dtype=subject.kv_dtype,
         shape=shape,
         threads=settings.threads,
     )

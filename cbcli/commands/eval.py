@@ -132,6 +132,7 @@ def evaluate(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -154,6 +155,7 @@ def evaluate(
             "model": model,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
@@ -322,7 +324,7 @@ def _deciding(blueprint: Blueprint, task: Task) -> dict[str, Any]:
     return {
         "questions": digest(task.everything),
         "model": blueprint.spec.model,
-        "dtype": blueprint.dtype,
+        "dtype": blueprint.precision,
         "device": str(blueprint.device),
         "threads": torch.get_num_threads(),
         "cacheblend": metadata.version("cacheblend"),
@@ -343,7 +345,11 @@ def _report(
     sizes = [len(question.passages) for question in task.questions]
     return Report(
         model=ModelInfo(
-            blueprint.name, blueprint.spec.model, blueprint.dtype, str(blueprint.device)
+            blueprint.name,
+            blueprint.spec.model,
+            blueprint.dtype,
+            blueprint.kv_dtype,
+            str(blueprint.device),
         ),
         conditions=conditions,
         data=Data(

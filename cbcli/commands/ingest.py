@@ -58,6 +58,7 @@ def ingest(
     device: flags.Device = None,
     devices: flags.Devices = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     limit: Annotated[
         str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
@@ -89,6 +90,7 @@ def ingest(
             "device": device,
             "devices": devices,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "limit": limit,
             "offline": offline,

@@ -94,6 +94,7 @@ def run(
     memory_limit: flags.MemoryLimit = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -150,6 +151,7 @@ def run(
             "memory_limit": memory_limit,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
@@ -248,7 +250,7 @@ def _answers(
     if settings.dtype == "auto" and len({place.partition(":")[0] for place in places}) > 1:
         # One type for all kinds of devices, or their KV would not be the same.
         first = open_blueprint(replace(settings, device=places[0]), out)
-        settings = replace(settings, dtype=first.dtype)
+        settings = replace(settings, dtype=first.dtype, kv_dtype=first.kv_dtype)
     _say_calibrations(out, settings, places)
     start = partial(runner_on, settings, asks, places.count("cpu"))
     pool = stack.enter_context(WorkerPool(places, start, out.warn))

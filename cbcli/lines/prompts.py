@@ -26,7 +26,7 @@ OVERRIDES = (
 # All settings that an answer depends on, besides the line itself, what is stored and, where no
 # policy or ratio is set, the model's calibration.
 _DECIDING = (
-    *("model", "dtype", "force", "separator", "text_separator", "template_date"),
+    *("model", "dtype", "kv_dtype", "force", "separator", "text_separator", "template_date"),
     *(name for name in OVERRIDES if name != "save"),
 )
 _KEYS = ("id", "question", "chunks", "prompt", *OVERRIDES)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.errors import IntegrityError
-from cache_store.keys import DType
 from engine.calibration.curve import Curve
 from engine.calibration.outcome import Gate, GateCheck
 from engine.calibration.speed import Speed
@@ -24,10 +23,11 @@ LARGEST = 4 * 2**20  # bytes of a profile that is worth reading
 
 @dataclass(frozen=True)
 class Subject:
-    """What a profile is of. model: the fingerprint; device: cpu, cuda or mps."""
+    """What a profile is of. model: the fingerprint; dtype: `Blueprint.precision`; device: cpu,
+    cuda or mps."""
 
     model: str
-    dtype: DType
+    dtype: str
     device: str
 
     @property

@@ -27,7 +27,7 @@ class Speed:
     fixed_s: float
     token_s: float
     pair_s: float
-    token_layer_bytes: int
+    token_layer_bytes: float
     warm: float | None
     cold: float | None
 

@@ -29,7 +29,7 @@ def measure_speed(where: Ground, folder: Path) -> Speed:
     """Some seconds of full prefills, blends of the built-in passages, and reading files in the
     folder of the store."""
     engine = where.engine
-    c, spec = engine.model.config, engine.spec
+    c = engine.model.config
     ids = [token for n in range(4) for token in _some_ids(engine, n)]
     lengths = [n for n in LENGTHS if n < min(c.context, len(ids))] or [min(64, c.context - 1)]
     prefill = tuple((n, n / _fastest(engine, ids[:n])) for n in lengths)
@@ -42,7 +42,7 @@ def measure_speed(where: Ground, folder: Path) -> Speed:
         fixed,
         token,
         pair,
-        spec.layer_bytes(1),
+        where.stored.token_bytes / c.layers,
         disk.warm,
         disk.cold,
     )

@@ -40,8 +40,9 @@ _SIGNATURES = {
         *(POINTER, POINTER, POINTER, POINTER),
         *(LONG, LONG, LONG, LONG, LONG, LONG, LONG, _FLOAT, LONG, POINTER, _INT),
     ),
+    "cb_unpack": (POINTER, POINTER, *(LONG,) * 4, _INT, _INT, _INT),
 }
-INTERFACE = 4  # native.h's CB_INTERFACE
+INTERFACE = 5  # native.h's CB_INTERFACE
 _ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
 
 

@@ -19,6 +19,7 @@ from engine.loaders.sync import SyncLoader
 from engine.timing import Stopwatch
 
 if TYPE_CHECKING:
+    from engine.codec import Codec
     from engine.model import Decoder
     from engine.sources import KVStore, Source
 
@@ -35,11 +36,19 @@ def check_loader(name: str) -> None:
 
 
 def make_loader(
-    name: str, model: Decoder, store: KVStore | None, sources: Sequence[Source], watch: Stopwatch
+    name: str,
+    model: Decoder,
+    store: KVStore | None,
+    sources: Sequence[Source],
+    watch: Stopwatch,
+    codec: Codec,
 ) -> LayerLoader:
-    """The loader of that name for one prompt. Raises UsageError, DamagedSource."""
+    """The loader of that name for one prompt; codec: of the store's entries.
+
+    Raises UsageError, DamagedSource.
+    """
     check_loader(name)
-    return _LOADERS[name](model, store, sources, watch)
+    return _LOADERS[name](model, store, sources, watch, codec)
 
 
 __all__ = [

@@ -20,6 +20,7 @@ from engine.policies import LayerKV
 from engine.timing import LayerTime, Stopwatch
 
 if TYPE_CHECKING:
+    from engine.codec import Codec
     from engine.model import Decoder
     from engine.sources import KVStore, LayerReader, Source
 
@@ -63,18 +64,23 @@ class LayerLoader(ABC):
     A context manager for one prompt: `start`, then `layer` for every layer in turn; closing it
     ends what it runs in the background and then gives the entries back. `space`: how many layers
     may be loaded at once, None for all; on CUDA that is device memory, elsewhere mapped files are
-    used in place. Raises DamagedSource from the constructor, `start` and `layer`.
+    used in place, unless they are stored in another type. Raises DamagedSource from the
+    constructor, `start` and `layer`.
     """
 
     name: ClassVar[str]
     space: ClassVar[int | None] = None
 
     def __init__(
-        self, model: Decoder, store: KVStore | None, sources: Sequence[Source], watch: Stopwatch
+        self,
+        model: Decoder,
+        store: KVStore | None,
+        sources: Sequence[Source],
+        watch: Stopwatch,
+        codec: Codec,
     ) -> None:
         c = model.config
-        self._watch, self._layers, self._dtype = watch, c.layers, model.dtype
-        self._shape = (-1, c.kv_heads, c.head_dim)
+        self._watch, self._layers, self._codec = watch, c.layers, codec
         self._room = min(self.space or c.layers, c.layers)
         self._exact_before = 0
         self._entries: list[_Entry] = []
@@ -85,7 +91,8 @@ class LayerLoader(ABC):
         self._load_s, self._stall_s = [0.0] * c.layers, [0.0] * c.layers
         self._bytes: list[Counter[str]] = [Counter() for _ in range(c.layers)]
         tokens = sum(len(s.segment.token_ids) for s in sources if s.match is not None)
-        size = 2 * tokens * c.kv_heads * c.head_dim
+        self._values = size = 2 * tokens * c.kv_heads * c.head_dim
+        self._decoded: dict[int, torch.Tensor] = {}
         with watch.load, watch.stall:
             self._staging = make_staging(model.device, model.dtype, size, self._room)
             try:
@@ -179,15 +186,33 @@ class LayerLoader(ABC):
                 parts = entry.reader.layer(index)
             except (IntegrityError, NotFoundError, LostEntry) as error:
                 raise DamagedSource(entry.key, error) from error
-            for part in parts:
-                sizes[entry.reader.tier] += part.nbytes
-                tensors.append(torch.frombuffer(part, dtype=self._dtype).view(self._shape))
+            sizes[entry.reader.tier] += sum(part.nbytes for part in parts)
+            tensors += self._values_of(index, parts, entry.end - entry.start, tensors)
         self._bytes[index] = sizes
         tensors = self._staging.bring(index, tensors)
         self._load_s[index] = time.perf_counter() - began
         self._watch.load.add(self._load_s[index])
         self._watch.loads[index] = began, self._load_s[index]
         return tensors
+
+    def _values_of(
+        self,
+        index: int,
+        parts: tuple[memoryview, memoryview],
+        tokens: int,
+        before: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """K and V of an entry: where they are, or else decoded behind those `before` them into
+        memory that the layers with space to be loaded take in turn."""
+        if self._codec.plain:
+            return [self._codec.view(part, tokens) for part in parts]
+        memory = self._decoded.get(index % self._room)
+        if memory is None:
+            memory = torch.empty(self._values, dtype=self._codec.computed)
+            self._decoded[index % self._room] = memory
+        at = sum(tensor.numel() for tensor in before)
+        k = self._codec.decode(parts[0], False, tokens, memory[at:])
+        return [k, self._codec.decode(parts[1], True, tokens, memory[at + k.numel() :])]
 
     def _needed(self, index: int) -> Iterator[_Entry]:
         return (e for e in self._entries if e.exact or index >= self._exact_before)

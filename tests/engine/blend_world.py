@@ -9,6 +9,7 @@ import transformers
 
 from cache_store.keys import KVSpec
 from cache_store.store import ChunkStore
+from engine.codec import Codec
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.precompute import ChunkWriter
@@ -33,6 +34,10 @@ class World:
     @property
     def writer(self) -> ChunkWriter:
         return ChunkWriter(self.model, self.store, self.spec, self.prefix)
+
+    @property
+    def codec(self) -> Codec:
+        return Codec.of(self.spec, self.model.dtype)
 
     def ingest(self, chunks: Sequence[int] | None = None) -> None:
         """Stores the prefix and the chunks of those numbers (default: all)."""

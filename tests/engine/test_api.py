@@ -156,7 +156,7 @@ def test_json_is_schema_1(engine: Engine) -> None:
         "timing", "kv", "compare", "audit",
     ]  # fmt: skip
     assert raw["schema"] == 1
-    assert set(raw["model"]) == {"name", "fingerprint", "dtype", "device"}
+    assert set(raw["model"]) == {"name", "fingerprint", "dtype", "kv_dtype", "device"}
     assert set(raw["timing"]) == {
         "load_model_s", "tokenize_s", "retrieve_s", "ttft_s", "kv_load_s", "kv_stall_s",
         "rotate_s", "score_s", "recompute_s", "decode_s", "total_s", "layers",

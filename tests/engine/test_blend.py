@@ -500,7 +500,7 @@ def make_clean_miss(world: World, prompt) -> torch.Tensor:
     cache = world.model.new_cache(len(prompt.token_ids))
     tables = world.model.rope.tables(len(prompt.token_ids))
     watch = Stopwatch()
-    with make_loader("sync", world.model, world.store, left, watch) as loader:
+    with make_loader("sync", world.model, world.store, left, watch, world.codec) as loader:
         ids_ = prompt.token_ids
         return run_blend(world.model, ids_, left, loader, options, cache, tables, watch).logits
 

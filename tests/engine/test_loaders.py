@@ -95,7 +95,7 @@ def prefill(world: World, store: Any, **options: Any):
 
 def loader_of(world: World, store: Any, name: str, watch: Stopwatch | None = None):
     found = find_sources(world.prompt(ORDER), store, world.spec, "", "blend", strict=False)
-    return make_loader(name, world.model, store, found, watch or Stopwatch())
+    return make_loader(name, world.model, store, found, watch or Stopwatch(), world.codec)
 
 
 # What is loaded

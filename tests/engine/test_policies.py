@@ -55,7 +55,7 @@ def scored(world: World, prompt: Prompt, **options: Any) -> list[dict[int, float
     chosen = BlendOptions.of(min_tokens=0, **options)
     found = find_sources(prompt, world.store, world.spec, "", "blend", strict=False)
     n, watch = len(prompt.token_ids), Stopwatch()
-    with make_loader("sync", world.model, world.store, found, watch) as loader:
+    with make_loader("sync", world.model, world.store, found, watch, world.codec) as loader:
         run = blend(
             world.model,
             prompt.token_ids,
