@@ -13,6 +13,7 @@ from cache_store.keys import chunk_id
 from cache_store.misses import MissReason
 from engine.audit import Audit
 from engine.blueprint import Blueprint
+from engine.codec import Codec
 from engine.compare import FORCED_TOKENS, Agreement, agreement, first_divergence, reference
 from engine.forward import forward
 from engine.generate import Generated, generate
@@ -67,6 +68,7 @@ class Engine:
             blueprint.kv_dtype,
             str(model.device),
         )
+        self.codec = Codec.of(self.spec, model.dtype)
         self.prefill = Prefiller(model, store, self.spec)
         self._load_s = 0.0
         self._writer: ChunkWriter | None = None
@@ -207,7 +209,7 @@ class Engine:
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
         recorder = None
         if trace is not None:
-            about = self.model, self.tokenizer, self.store, trace
+            about = self.model, self.tokenizer, self.store, self.codec, trace
             recorder = Recorder(*about, layers=trace_layers, question=question)
         checked = compare or audit is not None
         room = max(chosen.max_tokens, FORCED_TOKENS) if checked else chosen.max_tokens

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from cache_store.errors import UsageError
+from engine.codec import Codec
 from engine.forward import forward
 from engine.loaders import make_loader
 from engine.model import Decoder
@@ -54,13 +55,13 @@ class FullKV:
 
 @torch.inference_mode()
 def deviations(
-    model: Decoder, store: KVStore, sources: Sequence[Source], full: FullKV
+    model: Decoder, store: KVStore, codec: Codec, sources: Sequence[Source], full: FullKV
 ) -> Deviations:
     """Squared L2 distance of the cached tokens' stored K (before RoPE) and V from full prefill's,
     which is dropped layer by layer.
 
-    sources: of the prompt, some of them cached. Raises DamagedSource, also for an entry that is no
-    longer there.
+    codec: of the store. sources: of the prompt, some of them cached. Raises DamagedSource, also for
+    an entry that is no longer there.
     """
     cached = [source for source in sources if source.cached]
     spans = [(source.segment.start, source.segment.end) for source in cached]
@@ -69,7 +70,7 @@ def deviations(
     keys = [source.match.key for source in cached if source.match is not None]
     with (
         store.pinned(keys),
-        make_loader("pipelined", model, store, cached, Stopwatch()) as loader,
+        make_loader("pipelined", model, store, cached, Stopwatch(), codec) as loader,
     ):
         loader.start()
         for layer in range(max(full.layers) + 1):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cache_store.errors import CacheblendError
+from engine.codec import Codec
 from engine.model import Decoder
 from engine.options import BlendOptions
 from engine.prefill import Prefilled
@@ -26,6 +27,7 @@ class Recorder:
         model: Decoder,
         tokenizer: Tokenizer,
         store: KVStore | None,
+        codec: Codec,
         level: Level,
         *,
         layers: Sequence[int] | None = None,
@@ -34,7 +36,7 @@ class Recorder:
         """layers: to measure, None: a few spread over the model; question: as it is to be shown,
         None: the prompt's last segment. Raises UsageError for a layer the model does not have."""
         self.model, self.tokenizer, self.store = model, tokenizer, store
-        self.level, self.question = level, question
+        self.codec, self.level, self.question = codec, level, question
         self.full_kv: FullKV | None = None
         if level == "full":
             self.full_kv = FullKV(measured_layers(model.config.layers, layers))
@@ -69,4 +71,6 @@ class Recorder:
             return happened
         if not full.kept:
             full.compute(self.model, prompt.token_ids)
-        return replace(happened, deviations=deviations(self.model, store, run.used, full))
+        return replace(
+            happened, deviations=deviations(self.model, store, self.codec, run.used, full)
+        )
