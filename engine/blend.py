@@ -316,7 +316,8 @@ class _Blend:
 
     def _select(self, layer: int, candidates: Candidates) -> list[int]:
         if "question" in self.policy.needs and self.reading is None:
-            return list(range(len(candidates.positions)))  # it wasn't asked, for all of them stay
+            # It wasn't asked, for all of them stay, or none does.
+            return list(range(len(candidates.positions) if self.stages[layer] else 0))
         scores = self.policy.score(candidates)
         count = self.policy.count(candidates, self.stages[layer])
         if self.threshold is not None:

@@ -94,6 +94,17 @@ def test_question_takes_what_the_question_looks_at(name: str, tmp_path: Path) ->
     assert run.per_layer == (16,) * 4
 
 
+@pytest.mark.parametrize("policy", ["question", "hybrid", "random"])
+def test_all_and_then_none(world: World, policy: str) -> None:
+    """Where every stage takes all or nothing, nobody has to ask the question."""
+    run = world.prefill(
+        world.prompt((3, 1, 2, 0)), policy=policy, ratio=("1", "0"), check_layers=(1, 2)
+    )
+    hits = run.cached_tokens - len(world.chunks[3].token_ids)  # the first chunk is exact
+    assert run.selected == ()
+    assert run.per_layer == (hits, hits, hits, 0)
+
+
 @pytest.mark.parametrize(
     ("params", "layers", "choices"),
     [
