@@ -84,6 +84,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "question of some layers": {"policy": "question:layers=1-2,weight=none"},
     "question by threshold": {"ratio": "0", "threshold": "0.5"},
     "question, two layers": {"check_layers": (1, 2), "ratio": ("0.5", "0.2")},
+    "all, then none": {"check_layers": (1, 2), "ratio": ("1", "0")},
     "value": {"policy": "value"},
     "value, three layers": {
         "policy": "value",
