@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from cache_store.database import (
-    BUSY_SECONDS,
-    CHECKPOINT_PAGES,
-    WAL_ALLOWANCE,
-    check_files,
-    connect_read_only,
-    guarded,
-    is_writable,
-    patiently,
-    prepare_file,
-    start_anew,
-)
-from cache_store.errors import IntegrityError, NotFoundError, UsageError
+from cache_store.catalog_database import CATALOG_NAME, SET_ASIDE, CatalogDatabase, Claim
+from cache_store.errors import NotFoundError, UsageError
 from cache_store.keys import chunk_id
-from cache_store.schema import VERSION, bring_up, version_of
+from cache_store.schema import (
+    raw,
+)
 
-CATALOG_NAME = "catalog.db"
+__all__ = [
+    "CATALOG_NAME",
+    "SET_ASIDE",
+    "Catalog",
+    "ChunkInfo",
+    "ChunkText",
+    "Claim",
+    "DocumentInfo",
+]
+
 MIN_PREFIX = 4
 _AT_ONCE = 500  # values in one query
-Claim = Callable[[int], AbstractContextManager[None]]
-"""Within one, so many more bytes may be written to the store."""
 
 _CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
 
@@ -75,81 +67,12 @@ class ChunkInfo:
     end: int
 
 
-class Catalog:
+class Catalog(CatalogDatabase):
     """One SQLite file next to the entries; several threads and processes may use it.
 
-    Methods raise IntegrityError for a damaged file and CacheblendError for a locked or full one.
+    Methods raise DamagedDatabase for a damaged file, StoreBusy for a locked one, and
+    CacheblendError where the disk is full or fails.
     """
-
-    def __init__(self, path: Path, *, read_only: bool, claim: Claim | None = None) -> None:
-        """claim: text is written within one of that many bytes; may raise."""
-        self.path = path
-        self._claim = claim or (lambda size: contextlib.nullcontext())
-        self._lock = threading.RLock()
-        with guarded(path):
-            if read_only:
-                check_files(path)
-                self._db = _connect_read_only(path)
-            else:
-                prepare_file(path)
-                self._db = _connect(path)
-            try:
-                self._set_up(read_only)
-            except BaseException:
-                self._db.close()
-                raise
-
-    def _set_up(self, read_only: bool) -> None:
-        if not read_only:
-            patiently(lambda: self._db.execute("PRAGMA journal_mode = wal"))
-        self._db.execute("PRAGMA synchronous = normal")
-        self._db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        self._db.execute(f"PRAGMA journal_size_limit = {WAL_ALLOWANCE}")
-        # Names of files may hold what isn't UTF-8; it comes back as it was given.
-        self._db.text_factory = _decoded
-        self._prepare(read_only)
-
-    def _prepare(self, read_only: bool) -> None:
-        version = version_of(self._db)
-        if version is not None and version < VERSION and not read_only:
-            with self.writing(count=False):
-                version = version_of(self._db)  # another process may have been at it
-                if version is not None and version < VERSION:
-                    bring_up(self._db, version)
-                    version = VERSION
-        if version == 0 and read_only:  # one that was never written
-            bring_up(self._db, 0)
-        elif version != VERSION:
-            older = version is not None and version < VERSION
-            raise IntegrityError(
-                f"{self.path} has catalog version {version}, this is {VERSION}",
-                "make its folder writable and use it once" if older else start_anew(self.path),
-            )
-
-    @contextlib.contextmanager
-    def writing(self, *, count: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction: all that is written within happens or none of it. count: as a change of
-        documents or models, which `revision` tells of."""
-        with self._lock, guarded(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                if count:
-                    self._db.execute("UPDATE revision SET value = value + 1")
-                self._db.execute("COMMIT")
-            finally:
-                if self._db.in_transaction:
-                    self._db.rollback()
-
-    def ask(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows that answer a query."""
-        with self._lock, guarded(self.path):
-            return self._db.execute(sql, values).fetchall()
-
-    @property
-    def revision(self) -> int:
-        """A number that changes with every write."""
-        return int(self.ask("SELECT value FROM revision")[0][0])
 
     # Documents.
 
@@ -162,7 +85,7 @@ class Catalog:
         text doesn't fit under the store's limit.
         """
         rows = [
-            (_raw(source), n, c.chunk_id, _raw(c.text), c.tokens, c.start, c.end)
+            (raw(source), n, c.chunk_id, raw(c.text), c.tokens, c.start, c.end)
             for n, c in enumerate(chunks)
         ]
         # Once in the log and once in the database, with their indexes.
@@ -170,11 +93,11 @@ class Catalog:
         tokens = sum(chunk.tokens for chunk in chunks)
         with self._claim(size), self._shortened(), self.writing() as db:
             found = db.execute(
-                "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
+                "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (raw(source),)
             ).fetchall()
             if not found:
                 found = db.execute("SELECT coalesce(max(place), 0) + 1 FROM document").fetchall()
-            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
+            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (raw(source),))
             db.execute(
                 "INSERT INTO document (source, digest, settings, chunks, tokens, ingested_at,"
                 " place) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?)"
@@ -182,7 +105,7 @@ class Catalog:
                 " digest = excluded.digest, settings = excluded.settings,"
                 " chunks = excluded.chunks, tokens = excluded.tokens,"
                 " ingested_at = excluded.ingested_at",
-                (_raw(source), digest, settings, len(rows), tokens, time.time(), found[0][0]),
+                (raw(source), digest, settings, len(rows), tokens, time.time(), found[0][0]),
             )
             db.executemany(
                 "INSERT INTO chunk (source, ordinal, chunk_id, text, tokens, start, stop)"
@@ -190,26 +113,16 @@ class Catalog:
                 rows,
             )
 
-    @contextlib.contextmanager
-    def _shortened(self) -> Iterator[None]:
-        """Around a large transaction: its log is written back and cut."""
-        yield
-        with guarded(self.path):
-            if self.path.with_name(self.path.name + "-wal").stat().st_size > WAL_ALLOWANCE:
-                self.ask("PRAGMA wal_checkpoint(TRUNCATE)")
-
     def remove_document(self, source: str) -> bool:
         """Forgets a document and its chunks; whether there was one."""
         with self._shortened(), self.writing() as db:
-            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (_raw(source),))
-            gone = db.execute(
-                "DELETE FROM document WHERE source = CAST(? AS TEXT)", (_raw(source),)
-            )
+            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (raw(source),))
+            gone = db.execute("DELETE FROM document WHERE source = CAST(? AS TEXT)", (raw(source),))
             return gone.rowcount > 0
 
     def document(self, source: str) -> DocumentInfo | None:
         """What is recorded of a document."""
-        return next(iter(self._documents("WHERE source = CAST(? AS TEXT)", (_raw(source),))), None)
+        return next(iter(self._documents("WHERE source = CAST(? AS TEXT)", (raw(source),))), None)
 
     def documents(self) -> list[DocumentInfo]:
         """All documents, in the order they were first ingested."""
@@ -226,9 +139,7 @@ class Catalog:
         """The chunks of one document or of all, in the documents' order and then their own."""
         if source is None:
             return self._chunks("ORDER BY place, chunk.source, ordinal", ())
-        return self._chunks(
-            "WHERE chunk.source = CAST(? AS TEXT) ORDER BY ordinal", (_raw(source),)
-        )
+        return self._chunks("WHERE chunk.source = CAST(? AS TEXT) ORDER BY ordinal", (raw(source),))
 
     def chunk(self, prefix: str) -> ChunkInfo:
         """The chunk whose id begins with `prefix`; of several places with that text, the first.
@@ -300,60 +211,3 @@ class Catalog:
         """The name a model was last given."""
         rows = self.ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
         return str(rows[0][0]) if rows else None
-
-    @property
-    def file_bytes(self) -> int:
-        """Length of the file once what is in its log is written back."""
-        return int(self.ask("PRAGMA page_count")[0][0]) * 4096
-
-    def check(self) -> str:
-        """What SQLite finds wrong with the file; empty if nothing."""
-        try:
-            found = self.ask("PRAGMA quick_check(1)")
-        except IntegrityError as error:
-            return error.message
-        return "" if found == [("ok",)] else f"{self.path.name}: {found[0][0]}"
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-
-def _connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection to a catalog that cannot be written; an empty one where none was made. One of
-    an older version is brought up first, where that can be."""
-    if path.exists():
-        connection = connect_read_only(path)
-        try:
-            version = version_of(connection)
-        except BaseException:
-            connection.close()
-            raise
-        if version and version < VERSION and is_writable(path.parent):
-            connection.close()
-            Catalog(path, read_only=False).close()
-            connection = connect_read_only(path)
-        if version != 0:
-            return connection
-        connection.close()
-    return _connect(":memory:")
-
-
-def _connect(path: Path | str) -> sqlite3.Connection:
-    return sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
-
-
-def _raw(text: str) -> bytes:
-    """Text as SQLite is to keep it, whatever it holds."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise IntegrityError(
-            "the catalog holds text that was altered", "ingest the documents again"
-        ) from error

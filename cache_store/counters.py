@@ -9,6 +9,8 @@ from collections import Counter
 from cache_store.catalog import Catalog
 from cache_store.errors import CacheblendError
 
+_PATIENCE = 0.5  # seconds: they are written at the end, when somebody waits for their prompt
+
 
 class Counters:
     """Named counts, in the catalog. Those of this process are kept in memory until `flush`, so
@@ -31,7 +33,10 @@ class Counters:
                 return
             new, self._new = self._new, Counter()
             written = False
-            with contextlib.suppress(CacheblendError), self._catalog.writing(count=False) as db:
+            with (
+                contextlib.suppress(CacheblendError),
+                self._catalog.writing(count=False, patience=_PATIENCE) as db,
+            ):
                 db.executemany(
                     "INSERT INTO counter VALUES (?, ?)"
                     " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",

@@ -15,12 +15,16 @@ from urllib.parse import quote
 
 import diskcache
 
-from cache_store.errors import CacheblendError, IntegrityError
+from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy
 
 _Result = TypeVar("_Result")
 
 BUSY_SECONDS = 20.0
 """How long a write waits for another process's."""
+
+READ_SECONDS = 2.0
+"""How long reading waits. It never waits for writers: only something that locks a whole database
+makes it, and then it is better to do without."""
 
 CHECKPOINT_PAGES = 100
 WAL_ALLOWANCE = (CHECKPOINT_PAGES + 60) * 4120
@@ -34,8 +38,8 @@ SUFFIXES = ("", "-wal", "-shm", "-journal")
 def guarded(path: Path) -> Iterator[None]:
     """Turns what SQLite, diskcache and the disk raise into one line about the file at `path`.
 
-    Raises CacheblendError for a file that is locked, full or cannot be written, IntegrityError
-    for one that is damaged.
+    Raises StoreBusy for a file that is locked, DamagedDatabase for one that is damaged, and
+    CacheblendError for a disk that is full or fails.
     """
     try:
         yield
@@ -52,8 +56,8 @@ def guarded(path: Path) -> Iterator[None]:
         raise CacheblendError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
-def _busy(path: Path) -> CacheblendError:
-    return CacheblendError(
+def _busy(path: Path) -> StoreBusy:
+    return StoreBusy(
         f"{path} is in use by another process", "wait for it to finish, then try again"
     )
 
@@ -68,22 +72,26 @@ def _translated(path: Path, error: sqlite3.Error) -> CacheblendError:
         return CacheblendError(f"{path} cannot be opened or written: {error}")
     if code == sqlite3.SQLITE_IOERR:
         return CacheblendError(f"{path} cannot be read or written: {error}")
-    return IntegrityError(f"{path} is damaged: {error}", start_anew(path))
+    return damaged(path, str(error))
+
+
+def damaged(path: Path, what: str) -> DamagedDatabase:
+    """The error that says what is wrong with a database, and what to do about it."""
+    return DamagedDatabase(f"{path} is damaged: {what}", start_anew(path))
 
 
 def start_anew(path: Path) -> str:
-    """What to do about a database that can't be used. Without the catalog the KV stays good;
-    without the index of the KV it does not."""
+    """What to do about a database that can't be used. The stored KV stays good without it."""
     if path.name == "catalog.db":
-        return f"delete {path}* and ingest again; the stored KV is kept"
-    return f"delete the folder {path.parent} and ingest again"
+        return "ingest the documents again; the stored KV is kept"
+    return "run: cacheblend store verify --repair, or ingest; the stored KV is kept"
 
 
 def prepare_file(path: Path) -> None:
     """Makes a database's file, readable by its owner alone, before SQLite would.
 
-    Raises IntegrityError where a link or something that isn't a file stands in its place, so that
-    nothing outside the store is ever opened, and OSError as the disk does.
+    Raises DamagedDatabase where a link or something that isn't a file stands in its place, so
+    that nothing outside the store is ever opened, and OSError as the disk does.
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -91,7 +99,7 @@ def prepare_file(path: Path) -> None:
 
 
 def check_files(path: Path) -> None:
-    """Raises IntegrityError for a database any of whose files is a link or not a file."""
+    """Raises DamagedDatabase for a database any of whose files is a link or not a file."""
     for suffix in SUFFIXES:
         beside = path.with_name(path.name + suffix)
         try:
@@ -99,7 +107,7 @@ def check_files(path: Path) -> None:
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(mode):
-            raise IntegrityError(f"{beside} is not a regular file", "remove it")
+            raise DamagedDatabase(f"{beside} is not a regular file", start_anew(path))
 
 
 def is_writable(folder: Path) -> bool:
@@ -107,14 +115,14 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def patiently(action: Callable[[], _Result]) -> _Result:
+def patiently(action: Callable[[], _Result], seconds: float = BUSY_SECONDS) -> _Result:
     """What `action` returns, tried again while another process has its database's file.
 
-    Raises sqlite3.Error, also the busy one once BUSY_SECONDS are over. For what doesn't wait by
+    Raises sqlite3.Error, also the busy one once the seconds are over. For what doesn't wait by
     itself: SQLite gives up at once, whatever the timeout, when it changes to WAL mode, and
     diskcache when it makes its tag index.
     """
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return action()
@@ -124,8 +132,8 @@ def patiently(action: Callable[[], _Result]) -> _Result:
         time.sleep(0.005)
 
 
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write. Raises sqlite3.Error.
+def connect_read_only(path: Path, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """A connection that cannot write, and waits that long for others. Raises sqlite3.Error.
 
     SQLite needs a writable folder to read a database others may be writing. Where the folder
     isn't, nobody is, and the file is read as it lies there.
@@ -133,6 +141,19 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     address = f"file:{quote(str(path.resolve()))}?mode=ro"
     if not is_writable(path.parent):
         address += "&immutable=1"
-    return sqlite3.connect(
-        address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    connection = sqlite3.connect(
+        address, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
+    connection.execute("PRAGMA trusted_schema = off")
+    return connection
+
+
+def inode(path: Path) -> tuple[int, int]:
+    """Which file is at `path`: another one once a database was made anew.
+
+    Raises DamagedDatabase where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise damaged(path, "it is gone") from None
+    return status.st_dev, status.st_ino

@@ -27,6 +27,9 @@ from cache_store.errors import IntegrityError
 PARTIAL = "partial"
 """Folder of files still being written. Beside the finished ones: renaming moves no data."""
 
+REBUILDING = "rebuild"
+"""Folder in that one, in which a new index is made in the place of a damaged one."""
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}\.kv")
 _ABANDONED_SECONDS = 3600.0

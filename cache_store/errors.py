@@ -34,6 +34,17 @@ class IntegrityError(CacheblendError):
     kind = "integrity"
 
 
+class DamagedDatabase(IntegrityError):
+    """An index or a catalog that cannot be used: damaged, lost, or not as we write it.
+
+    Chunk files are not at fault: the index is made anew from them by the next ingest.
+    """
+
+
+class StoreBusy(CacheblendError):
+    """Another process keeps a database of the store locked, for longer than we wait (exit 1)."""
+
+
 class StoreFullError(UsageError):
     """A write that would not fit under the store's limit, even after eviction (exit 2)."""
 

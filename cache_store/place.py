@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from pathlib import Path
 
 from diskcache.core import DBNAME
 
-from cache_store.catalog import CATALOG_NAME
+from cache_store.catalog import CATALOG_NAME, SET_ASIDE
 from cache_store.database import SUFFIXES
 from cache_store.disk import PARTIAL
 from cache_store.errors import IntegrityError, UsageError
@@ -48,9 +49,9 @@ def is_new(root: Path) -> bool:
     for folder in (kv, kv / PARTIAL):  # through a link we'd write outside of the store
         if folder.is_symlink():
             raise IntegrityError(f"{folder} is a link", "remove it")
-    if (kv / DBNAME).exists():
+    if os.path.lexists(kv / DBNAME) or (kv.is_dir() and any(kv.glob("*.kv"))):
         return False
-    ours = {KV_FOLDER, JOURNAL_FOLDER, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
+    ours = {KV_FOLDER, JOURNAL_FOLDER, SET_ASIDE, *(CATALOG_NAME + suffix for suffix in SUFFIXES)}
     if any(item.name not in ours for item in root.iterdir()):
         raise UsageError(
             f"{root} holds other files and no store",

@@ -9,9 +9,16 @@ from typing import Self
 
 from cache_store.catalog import CATALOG_NAME, Catalog
 from cache_store.counters import Counters
-from cache_store.database import guarded
+from cache_store.database import READ_SECONDS, guarded
 from cache_store.entry import EntryHeader, EntryReader, read_header
-from cache_store.errors import DamagedEntry, IntegrityError, NotFoundError
+from cache_store.errors import (
+    CacheblendError,
+    DamagedDatabase,
+    DamagedEntry,
+    IntegrityError,
+    NotFoundError,
+    StoreBusy,
+)
 from cache_store.eviction import Policy
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
@@ -20,7 +27,8 @@ from cache_store.keys import KVSpec, entry_key, group_key
 from cache_store.misses import MissReason, reason_for_miss
 from cache_store.pins import Pins
 from cache_store.place import KV_FOLDER
-from cache_store.results import EntryInfo, Match, StoreStats
+from cache_store.rebuild import index_fault
+from cache_store.results import EntryInfo, Match, Problem, StoreStats
 from cache_store.space import Space
 from cache_store.tiers.protocol import Reader
 
@@ -29,26 +37,76 @@ class ReadableStore:
     """The part of `cache_store.store.ChunkStore` that changes nothing but the notes on what was
     used; see there."""
 
-    def __init__(self, path: Path, *, read_only: bool, limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool,
+        limit_bytes: int | None,
+        going_on: bool = False,
+        mended: Sequence[Problem] = (),
+    ) -> None:
+        """going_on: without what is damaged or locked; see `faults`. mended: what was damaged."""
         self.path = path
         self.read_only = read_only
         self.damaged: list[str] = []
+        self.faults: list[CacheblendError] = []
+        self.mended = tuple(mended)
+        self._going_on = going_on
         self._passed_over: set[str] = set()
         self._damaged_groups: set[str] = set()  # whose entries were met and can't be used
-        self._index = Index(path / KV_FOLDER, read_only=read_only, size_limit=limit_bytes)
+        self._index = self._open_index(limit_bytes)
         databases = (self._index.path, path / CATALOG_NAME)
         self._space = Space(path, self._index, databases, journal_files(path))
         try:
-            self.catalog = Catalog(
-                path / CATALOG_NAME, read_only=read_only, claim=self._space.claim
-            )
+            self.catalog = self._open_catalog()
         except BaseException:
             self._index.close()
             raise
         self.pins = Pins(self.catalog)
-        self.counters = Counters(self.catalog, read_only=read_only)
-        self.journal = Journal(path, read_only=read_only, claim=self._space.claim)
+        self.counters = Counters(self.catalog, read_only=self.read_only)
+        self.journal = Journal(path, read_only=self.read_only, claim=self._space.claim)
         self._space.use(self.catalog, self._count_evicted)
+
+    def _open_index(self, limit_bytes: int | None) -> Index:
+        kv = self.path / KV_FOLDER
+        if not self._going_on:
+            return Index(kv, read_only=self.read_only, size_limit=limit_bytes)
+        try:
+            if fault := index_fault(self.path, patience=READ_SECONDS):
+                raise fault
+            if not self.read_only:
+                try:
+                    return Index(kv, read_only=False, patience=READ_SECONDS)
+                except StoreBusy as busy:  # something else writes for long: it can be read
+                    self._do_without(busy)
+            return Index(kv, read_only=True, patience=READ_SECONDS)
+        except (DamagedDatabase, StoreBusy) as error:
+            self._do_without(error)
+            return Index.stand_in(kv)
+
+    def _open_catalog(self) -> Catalog:
+        path, claim = self.path / CATALOG_NAME, self._space.claim
+        if not self._going_on:
+            return Catalog(path, read_only=self.read_only, claim=claim)
+        try:
+            return Catalog(path, read_only=self.read_only, claim=claim, patience=READ_SECONDS)
+        except (DamagedDatabase, StoreBusy) as error:
+            self._do_without(error)
+            return Catalog.stand_in(path, error)
+
+    def without(self, fault: CacheblendError) -> str:
+        """What a fault means for who goes on in spite of it."""
+        if isinstance(fault, DamagedDatabase) and CATALOG_NAME in fault.message:
+            return "the documents' texts are lost"
+        if isinstance(fault, StoreBusy) and not self._index.is_stand_in:
+            return "nothing is stored until it is free"
+        return "no stored KV is used, nothing is stored"
+
+    def _do_without(self, error: CacheblendError) -> None:
+        """Nothing is written to a store that isn't whole."""
+        self.faults.append(error)
+        self.read_only = True
 
     def _count_evicted(self, entries: int, nbytes: int) -> None:
         self.counters.add("eviction", entries)
@@ -81,7 +139,7 @@ class ReadableStore:
         group_id = group_key(spec, ids)
         try:
             group = self._index.group(group_id)
-        except IntegrityError as error:
+        except (IntegrityError, StoreBusy) as error:
             self._damaged_groups.add(group_id)
             self._report(error)
             return None
@@ -138,7 +196,9 @@ class ReadableStore:
         while True:
             try:
                 row = self._index.entry(key)
-            except IntegrityError as error:
+            except (IntegrityError, StoreBusy) as error:
+                if isinstance(error, StoreBusy) and not self._going_on:
+                    raise
                 raise DamagedEntry(error.message, error.hint) from error
             if row is None:
                 raise NotFoundError(f"no entry {key[:12]} in the store at {self.path}")
@@ -164,14 +224,16 @@ class ReadableStore:
         try:
             row = self._index.entry(key)
             return read_header(row.path) if row else None
-        except IntegrityError as error:
+        except (IntegrityError, StoreBusy) as error:
             # An entry evicted between the two steps isn't damaged.
             if isinstance(error, DamagedEntry) and self._index.entry(key) is None:
                 return None
             self._report(error)
             return None
 
-    def _report(self, error: IntegrityError) -> None:
+    def _report(self, error: CacheblendError) -> None:
+        if isinstance(error, StoreBusy) and not self._going_on:
+            raise error
         if error.message not in self.damaged:
             self.damaged.append(error.message)
 

@@ -1,8 +1,14 @@
 """The tables of the catalog's database, and the way there from older versions."""
 
+import contextlib
+import functools
 import sqlite3
 
+from cache_store.errors import IntegrityError
+
 VERSION = 2
+NEWEST = 1000
+"""No later version of the catalog will have a greater number: one that has is damaged."""
 
 _VERSION_1 = (
     "CREATE TABLE document (source TEXT PRIMARY KEY, digest TEXT NOT NULL, settings TEXT NOT NULL,"
@@ -41,9 +47,40 @@ def version_of(connection: sqlite3.Connection) -> int | None:
     return None if tables and not version else int(version)
 
 
+def strange_object(connection: sqlite3.Connection) -> str:
+    """The name of a table, index, view or trigger that we'd never make; empty if there is none."""
+    strange = set(connection.execute(_OBJECTS)) - _own_objects()
+    return min((str(name) for name, *_ in strange), default="")
+
+
+_OBJECTS = "SELECT name, type, tbl_name, sql LIKE '%VIRTUAL%' FROM sqlite_master"
+
+
+@functools.cache
+def _own_objects() -> frozenset[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        bring_up(empty, 0)
+        return frozenset(empty.execute(_OBJECTS))
+
+
 def bring_up(connection: sqlite3.Connection, version: int) -> None:
     """Makes the tables, or those that `version` didn't have. Within a transaction."""
     for step in _STEPS[version:]:
         for statement in step:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def raw(text: str) -> bytes:
+    """Text as SQLite is to keep it, whatever it holds."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(data: bytes) -> str:
+    """The text that `raw` gave. Raises IntegrityError."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise IntegrityError(
+            "the catalog holds text that was altered", "ingest the documents again"
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from cache_store.catalog import Catalog
 from cache_store.database import SUFFIXES, WAL_ALLOWANCE
-from cache_store.disk import PARTIAL, StagedFile, is_abandoned, lock_unused
+from cache_store.disk import PARTIAL, REBUILDING, StagedFile, is_abandoned, lock_unused
 from cache_store.errors import CacheblendError, IntegrityError, StoreFullError
 from cache_store.eviction import Eviction, Victim, freed
 from cache_store.index import EntryRow, Index
@@ -317,6 +318,7 @@ class Space:
     def sweep(self) -> int:
         """Removes what dead processes left behind, within a transaction: half-written files,
         claims, lists of entries in use, finished files that no entry names. Returns how many."""
+        self.sweep_rebuilding()
         return self._sweep_partial("") + self.leases.sweep() + self.sweep_orphans()
 
     def sweep_traces(self) -> None:
@@ -334,6 +336,13 @@ class Space:
                         path.unlink()
                         swept += 1
         return swept
+
+    def sweep_rebuilding(self) -> None:
+        """Removes a new index that was never finished, within a transaction: who makes one is
+        alone in the store."""
+        place = self._partial / REBUILDING
+        if not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
 
     def sweep_orphans(self) -> int:
         """Removes finished chunk files no entry names, within a transaction: a writer puts a file

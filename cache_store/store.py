@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from cache_store.database import guarded, is_writable
+from cache_store.database import BUSY_SECONDS, READ_SECONDS, guarded, is_writable
 from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
-from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, UsageError
+from cache_store.errors import (
+    DamagedDatabase,
+    IntegrityError,
+    NotFoundError,
+    StoreBusy,
+    StoreFullError,
+    UsageError,
+)
 from cache_store.eviction import check_policy, set_policy
 from cache_store.group import Group
 from cache_store.index import Index
@@ -17,6 +25,7 @@ from cache_store.keys import KVSpec
 from cache_store.lease import lease_bytes
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
 from cache_store.reading import ReadableStore
+from cache_store.rebuild import Check, OnDamage, as_problem, is_lost, mend
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
 from cache_store.space import ROW_HEADROOM, round_up
 from cache_store.verify import verify_store
@@ -39,14 +48,21 @@ class ChunkStore(ReadableStore):
 
     @classmethod
     def open(
-        cls, path: Path | str, *, limit_bytes: int | None = None, read_only: bool = False
+        cls,
+        path: Path | str,
+        *,
+        limit_bytes: int | None = None,
+        read_only: bool = False,
+        on_damage: OnDamage = "raise",
     ) -> Self:
         """Opens the store at `path`; where there is none, makes one.
 
         limit_bytes: of a new store (`default_limit` if None); one that exists keeps its own.
-        A store whose folder cannot be written is opened for reading. Raises NotFoundError where
-        there is nothing to read, UsageError for a folder that is something else and for a limit
-        too small, IntegrityError for a store that is damaged.
+        A store whose folder cannot be written is opened for reading. on_damage: what to do about
+        an index or a catalog that is damaged; "go_on": without it, reading only, and without what
+        stays locked for two seconds too (`faults` says so); "mend": make it anew (`mended`).
+        Raises NotFoundError where there is nothing to read, UsageError for a folder that is
+        something else and for a limit too small, IntegrityError for a store that is damaged.
         """
         root = Path(path).expanduser()
         with guarded(root):
@@ -69,7 +85,18 @@ class ChunkStore(ReadableStore):
                     root.chmod(0o700)
             if limit_bytes is None and not read_only:
                 limit_bytes = default_limit(root)  # counts only where the index is made anew
-        return cls(root, read_only=read_only, limit_bytes=limit_bytes)
+        going_on = on_damage == "go_on"
+        mended: list[Problem] = []
+        if not read_only and (on_damage == "mend" or (not going_on and is_lost(root))):
+            check: Check = "quick_check" if on_damage == "mend" else "none"
+            mended = mend(root, limit=limit_bytes, check=check)
+        return cls(
+            root,
+            read_only=read_only,
+            limit_bytes=limit_bytes,
+            going_on=going_on,
+            mended=mended,
+        )
 
     # Writing.
 
@@ -159,18 +186,27 @@ class ChunkStore(ReadableStore):
         if self.read_only:
             self._passed_over.add(key)
             return 0
-        with contextlib.ExitStack() as stack, self._index.transaction():
-            try:
-                row = self._index.entry(key)
-            except IntegrityError:  # a row we'd never write: it goes, and touches no file
-                self._index.delete(key)
-                return 0
-            if row is None:
-                return 0
-            self._damaged_groups.add(row.group)  # whoever looks for it now knows why it's gone
-            if not self._space.discard(row, stack):
-                self._passed_over.add(key)
-                return 0
+        patience = READ_SECONDS if self._going_on else BUSY_SECONDS
+        try:
+            with contextlib.ExitStack() as stack, self._index.transaction(patience=patience):
+                try:
+                    row = self._index.entry(key)
+                except DamagedDatabase:
+                    raise
+                except IntegrityError:  # a row we'd never write: it goes, and touches no file
+                    self._index.delete(key)
+                    return 0
+                if row is None:
+                    return 0
+                self._damaged_groups.add(row.group)  # who looks for it now knows why it's gone
+                if not self._space.discard(row, stack):
+                    self._passed_over.add(key)
+                    return 0
+        except (DamagedDatabase, StoreBusy):
+            if not self._going_on:
+                raise
+            self._passed_over.add(key)
+            return 0
         return row.size
 
     def bring(
@@ -278,13 +314,28 @@ class ChunkStore(ReadableStore):
     ) -> VerifyReport:
         """Reads every byte of every entry and compares index, files and lists of entries.
 
-        repair: removes damaged entries and files that belong to none, and puts lists right.
+        repair: makes damaged databases anew, removes damaged entries and files that belong to
+        none, and puts lists right. What was mended when the store was opened is told of, too.
         on_bytes: told the bytes of entries read so far.
         """
+        mended = list(self.mended)
         if repair:
             self.require_writable()
-        return verify_store(
+            mended += mend(self.path, check="integrity_check")
+        faults: list[Problem] = []
+        for fault in self.faults:
+            if not isinstance(fault, DamagedDatabase):
+                raise fault
+            faults.append(as_problem(fault))
+        if faults:  # nothing else can be asked of a damaged database
+            return VerifyReport(0, 0, tuple(faults))
+        found = verify_store(
             self.path, self._index, self._space, self.catalog, repair=repair, on_bytes=on_bytes
+        )
+        return replace(
+            found,
+            problems=(*mended, *found.problems),
+            repaired=len(mended) + found.repaired,
         )
 
 

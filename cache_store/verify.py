@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cache_store.catalog import CATALOG_NAME, Catalog
+from cache_store.catalog import CATALOG_NAME, SET_ASIDE, Catalog
 from cache_store.database import SUFFIXES
 from cache_store.disk import PARTIAL, is_abandoned
 from cache_store.entry import EntryHeader, EntryReader, read_header
@@ -48,10 +48,13 @@ def verify_store(
     """Checks databases, entries, groups and files of the store at `root`, in that order.
 
     Writers may be at work: what they are writing, and entries that go away meanwhile, are no
-    problems. repair: removes what is damaged or belongs to nothing; a damaged database and files
-    outside the store's own folder are only reported.
+    problems. repair: removes what is damaged or belongs to nothing; damaged databases
+    (`cache_store.rebuild` mends them) and files outside the store's own folder are only reported.
     """
     findings = _Findings()
+    if repair:
+        with index.transaction():
+            space.sweep_rebuilding()
     for where, what in ((index.path, index.check()), (catalog.path, catalog.check())):
         if what:
             findings.add(str(where.relative_to(root)), what)
@@ -61,6 +64,7 @@ def verify_store(
         findings.add(altered, "the chunk's text was altered; ingest its document again")
     _check_entries(index, space, findings, repair, on_bytes)
     _check_groups(index, findings, repair)
+    _check_count(index, findings, repair)
     _check_files(root, index, findings, repair)
     if repair:
         with index.transaction():
@@ -174,13 +178,25 @@ def _group_problem(index: Index, key: str) -> tuple[str, Group | None]:
     return f"the list of entries of chunk {key[:12]} disagrees with the entries", wanted
 
 
+def _check_count(index: Index, findings: _Findings, repair: bool) -> None:
+    """The bytes that the limit is kept by."""
+    if index.miscounted():
+        findings.add("index", "the bytes of all entries are counted wrong")
+        if repair:
+            index.count_anew()
+            findings.repaired += 1
+
+
 def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) -> None:
     """What lies in the folder against what belongs there."""
     strangers = [
         path
         for path in _strangers(root, index)
         # A recent one may be somebody's who is about to name it; a chunk file is named at once.
-        if repair or not _is_recent(path) or (path.suffix == ".kv" and path.parent.name != PARTIAL)
+        if repair
+        or not _is_recent(path)
+        or path.name == SET_ASIDE
+        or (path.suffix == ".kv" and path.parent.name != PARTIAL)
     ]
     if strangers:
         time.sleep(_CHANGE_SECONDS)
@@ -190,10 +206,13 @@ def _check_files(root: Path, index: Index, findings: _Findings, repair: bool) ->
         with index.transaction() if repair else contextlib.nullcontext():
             if not os.path.lexists(path) or not _is_stray(path, index, partial):
                 continue
-            if repair and path.is_relative_to(index.path.parent) and not _is_folder(path):
+            aside = path == root / SET_ASIDE
+            ours = aside or path.is_relative_to(index.path.parent)
+            if repair and ours and not _is_folder(path):
                 path.unlink(missing_ok=True)
                 findings.repaired += 1
         what = "half-written file" if partial else "file that belongs to no entry"
+        what = "damaged catalog that was set aside" if aside else what
         findings.add(str(path.relative_to(root)), what)
 
 
@@ -222,6 +241,6 @@ def _is_folder(path: Path) -> bool:
 
 def _is_recent(path: Path) -> bool:
     try:
-        return time.time() - path.lstat().st_mtime < _RECENT_SECONDS
+        return abs(time.time() - path.lstat().st_mtime) < _RECENT_SECONDS  # a clock may go back
     except FileNotFoundError:
         return True

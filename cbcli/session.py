@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cache_store.errors import NotFoundError, UsageError
+from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.output import Output
 from cbcli.settings import ORIGINS, Settings, data_root
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 FINGERPRINTS = "fingerprints.json"  # in the folder of the user's data: hashes of weights
 
 
-def open_store(settings: Settings, *, many: bool = False) -> ChunkStore:
+def open_store(
+    settings: Settings, *, many: bool = False, on_damage: OnDamage = "raise"
+) -> ChunkStore:
     """The store the settings name, made where there is none; with its remote, and many: with KV
-    kept in memory, as far as they are set. Raises UsageError where a remote's extra is missing."""
+    kept in memory, as far as they are set. on_damage: see `ChunkStore.open`. Raises UsageError
+    where a remote's extra is missing."""
     memory = settings.memory_limit if many else 0
     if settings.remote is None and not memory:
-        return ChunkStore.open(settings.store, limit_bytes=settings.limit)
+        return ChunkStore.open(settings.store, limit_bytes=settings.limit, on_damage=on_damage)
     from cache_store.tiers.tiered import open_tiered
 
     return open_tiered(
@@ -35,6 +39,7 @@ def open_store(settings: Settings, *, many: bool = False) -> ChunkStore:
         remote=remote_of(settings),
         memory_limit=memory,
         limit_bytes=settings.limit,
+        on_damage=on_damage,
     )
 
 
@@ -51,13 +56,20 @@ def remote_of(settings: Settings) -> Callable[[], RemoteTier] | None:
     )
 
 
+def warn_of_faults(store: ChunkStore, out: Output) -> None:
+    """Says what is damaged or locked, where the command goes on without it."""
+    for fault in store.faults:
+        out.warn(f"{fault.message}: {store.without(fault)}", fault.hint)
+
+
 def open_existing_store(settings: Settings) -> ChunkStore:
-    """The store; NotFoundError, before anything is made, where there is none."""
+    """The store, as much of it as can be used; NotFoundError, before anything is made, where
+    there is none."""
     if not settings.store.exists():
         raise NotFoundError(
             f"there is no store at {settings.store}", "make one: cacheblend ingest PATH"
         )
-    return open_store(settings)
+    return open_store(settings, on_damage="go_on")
 
 
 def model_folder(settings: Settings, out: Output) -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from cache_store.errors import NotFoundError, UsageError
+from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.command import nearest
 from cbcli.session import shown_source
@@ -27,17 +28,18 @@ def store_settings(store_dir: str | None) -> Settings:
     return load_settings({"store": store_dir})
 
 
-def reading(store_dir: str | None) -> ChunkStore:
+def reading(store_dir: str | None, on_damage: OnDamage = "raise") -> ChunkStore:
     """The store, to be looked at. Raises NotFoundError where there is none."""
-    return ChunkStore.open(store_settings(store_dir).store, read_only=True)
+    return ChunkStore.open(store_settings(store_dir).store, read_only=True, on_damage=on_damage)
 
 
 @contextlib.contextmanager
-def writing(store_dir: str | None) -> Iterator[ChunkStore]:
+def writing(store_dir: str | None, on_damage: OnDamage = "raise") -> Iterator[ChunkStore]:
     """A store to be changed, which must be there already."""
     where = store_settings(store_dir).store
-    ChunkStore.open(where, read_only=True).close()
-    with ChunkStore.open(where) as store:
+    if on_damage == "raise" or not where.exists():
+        ChunkStore.open(where, read_only=True).close()
+    with ChunkStore.open(where, on_damage=on_damage) as store:
         store.require_writable()
         yield store
 

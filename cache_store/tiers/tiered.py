@@ -15,6 +15,7 @@ from cache_store.entry import EntryHeader, EntryReader
 from cache_store.errors import CacheblendError, DamagedEntry, IntegrityError, NotFoundError
 from cache_store.group import Member, ranked, shared_length
 from cache_store.keys import KVSpec, group_key
+from cache_store.rebuild import OnDamage
 from cache_store.results import Match
 from cache_store.store import ChunkStore
 from cache_store.tiers.memory import MemoryTier
@@ -51,8 +52,8 @@ class TieredStore(ChunkStore):
     it is ever removed for what happens here. `open_tiered` makes one.
     """
 
-    def __init__(self, path: Path, *, read_only: bool, limit_bytes: int | None) -> None:
-        super().__init__(path, read_only=read_only, limit_bytes=limit_bytes)
+    def __init__(self, path: Path, **named: Any) -> None:
+        super().__init__(path, **named)
         self.remote: RemoteTier | None = None
         self.memory: MemoryTier | None = None
         self.uploads: Uploads | None = None
@@ -428,12 +429,15 @@ def open_tiered(
     memory_limit: int = 0,
     limit_bytes: int | None = None,
     read_only: bool = False,
+    on_damage: OnDamage = "raise",
 ) -> TieredStore:
     """Opens the store at `path` as `ChunkStore.open` does, with these tiers. Nothing is sent to the
     remote yet. remote: makes its tier; memory_limit: bytes, 0 for no tier of memory."""
     tier = remote() if remote is not None else None
     try:
-        store = TieredStore.open(path, limit_bytes=limit_bytes, read_only=read_only)
+        store = TieredStore.open(
+            path, limit_bytes=limit_bytes, read_only=read_only, on_damage=on_damage
+        )
     except BaseException:
         if tier is not None:
             tier.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.catalog import ChunkInfo
-from cache_store.errors import NotFoundError, UsageError
+from cache_store.errors import IntegrityError, NotFoundError, StoreBusy, UsageError
 from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
@@ -28,6 +28,7 @@ from cbcli.session import (
     open_blueprint,
     open_existing_store,
     sampling_options,
+    warn_of_faults,
 )
 from cbcli.settings import Settings, load_settings
 from cbcli.traces import Tracing
@@ -156,6 +157,7 @@ def ask(
     with open_existing_store(settings) as opened:
         began = time.perf_counter()
         chunks = Chooser(opened).choose(settings, text, chunk or [])
+        warn_of_faults(opened, out)
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
         blueprint = open_blueprint(settings, out)
@@ -234,7 +236,11 @@ def _require_usable(
         return
     wanted = {chunk.chunk_id for chunk in chunks}
     others: set[str] = set()
-    for entry in store.entries():
+    try:
+        entries = list(store.entries())
+    except (IntegrityError, StoreBusy):  # the answer's notes say so
+        return
+    for entry in entries:
         if entry.spec == spec:
             return  # this model was here before; what is missing now is computed
         if entry.chunk_id in wanted:

@@ -130,7 +130,9 @@ def _ingest(
 
     began = time.monotonic()
     report = IngestReport()
-    with open_store(settings) as store:
+    with open_store(settings, on_damage="mend") as store:
+        for problem in store.mended:
+            out.warn(f"{problem.where}: {problem.what}")
         if store.read_only:
             raise UsageError(f"{settings.store}: the store cannot be written", "see its owner")
         cutting = Cutting(settings.chunk_tokens, settings.overlap)

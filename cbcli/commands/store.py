@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -110,8 +111,10 @@ def verify(
     With --repair, what is wrong is removed and computed again when it is needed; the exit code is 4
     only if something could not be put right."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    with writing(store_dir) if repair else reading(store_dir) as store:
-        total = sum(entry.nbytes for entry in store.entries())
+    with writing(store_dir, "mend") if repair else reading(store_dir, "go_on") as store:
+        total = 0
+        with contextlib.suppress(IntegrityError):  # the report says so
+            total = sum(entry.nbytes for entry in store.entries())
         with out.progress("checking", unit="bytes", total=total) as progress:
             report = store.verify(repair, progress.update)
         path = store.path

@@ -28,6 +28,7 @@ from cbcli.session import (
     open_blueprint,
     open_store,
     sampling_options,
+    warn_of_faults,
 )
 from cbcli.settings import Origin, Settings
 from cbcli.traces import level, save_in
@@ -147,7 +148,9 @@ class LineRunner:
             blend_options(without_auto(self._settings))  # before anything takes long
             blueprint = open_blueprint(self._settings, self._out)
             remember(self._settings, blueprint)  # hashes weights that are new
-            store = self._stack.enter_context(open_store(self._settings, many=True))
+            opened = open_store(self._settings, many=True, on_damage="go_on")
+            store = self._stack.enter_context(opened)
+            warn_of_faults(store, self._out)
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
             calibrated = Calibrated.open(blueprint, self._out, store)

@@ -9,8 +9,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from cache_store.catalog_database import CatalogDatabase
 from cache_store.entry import EntryHeader, EntryReader
+from cache_store.index_database import IndexDatabase
 from cache_store.keys import KVSpec
 from cache_store.store import ChunkStore
 
@@ -89,6 +94,17 @@ def du(path: Path) -> int:
         ["du", "-s", "-k", str(path)], check=True, capture_output=True, text=True
     ).stdout
     return int(out.split()[0]) * 1024
+
+
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """Makes transactions wait for a moment only, where others would have to wait, too."""
+    for owner, name in ((IndexDatabase, "transaction"), (CatalogDatabase, "writing")):
+        real = getattr(owner, name)
+
+        def quick(*args: Any, real: Any = real, **named: Any) -> Any:
+            return real(*args, **{**named, "patience": 0.01})
+
+        patch.setattr(owner, name, quick)
 
 
 def in_child(work: Callable[[], object]) -> int:

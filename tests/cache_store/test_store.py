@@ -27,6 +27,7 @@ from tests.cache_store.support import (
     file_of,
     files,
     flip,
+    hurry,
     make_layers,
     put,
     read,
@@ -331,10 +332,11 @@ def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> Non
     (root / "kv" / "cache.db").unlink()
     (root / "kv" / "cache.db").touch()
     with ChunkStore.open(root, limit_bytes=2**24) as store:
-        assert store.find(SPEC, IDS, CONTEXT) is None
         assert store.limit == 2**24
-        assert store.verify().problems == ()  # nothing is left of what no row can name any more
-        assert not list((root / "kv").glob("*.kv"))
+        assert store.find(SPEC, IDS, CONTEXT) is not None  # the file itself tells what it is
+        assert [problem.where for problem in store.verify().problems] == ["kv/cache.db"]
+    with ChunkStore.open(root) as store:
+        assert store.verify().problems == ()
 
 
 def test_limits_that_cannot_be_are_refused(tmp_path: Path) -> None:
@@ -488,8 +490,7 @@ def test_a_locked_store_is_one_clear_error(
     other = sqlite3.connect(store.path / "catalog.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     other.execute("BEGIN IMMEDIATE")
-    store._index._cache._con.execute("PRAGMA busy_timeout = 10")
-    store.catalog._db.execute("PRAGMA busy_timeout = 10")
+    hurry(monkeypatch)
     for write in (
         lambda: put(store, (1,)),
         lambda: store.discard(key),
@@ -497,7 +498,6 @@ def test_a_locked_store_is_one_clear_error(
     ):
         with pytest.raises(CacheblendError, match="in use by another process"):
             write()
-        store._index._cache._con.execute("PRAGMA busy_timeout = 10")
     assert read(store, key)[1] == make_layers(SPEC, 4)  # reading goes on
     holder.execute("ROLLBACK")
     other.execute("ROLLBACK")
