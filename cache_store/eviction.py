@@ -131,12 +131,12 @@ class Eviction:
         victims: list[Victim] = []
         for saved in (True,) if saved_only else (True, False):
             for row in self._rows(policy, kept, pinned, saved=saved):
-                if excess <= 0 or len(victims) >= most:
-                    return victims
                 lock = lock_unused(row.path)
                 if lock is not None:
                     victims.append(Victim(row, lock))
                     excess -= row.size
+                if excess <= 0 or len(victims) >= most:  # before the next is taken off the queue
+                    return victims
         return victims
 
     def _rows(
