@@ -268,10 +268,16 @@ def test_a_damaged_index_is_one_line_and_exit_4(store: Filled) -> None:
     for end in ("-wal", "-shm"):
         (store.path / "kv" / f"cache.db{end}").unlink(missing_ok=True)
     (store.path / "kv" / "cache.db").write_bytes(b"no database" * 1000)
-    for args in (("ls",), ("stats",), ("verify",), ("verify", "--repair"), ("limit", "1GB")):
+    for args in (("ls",), ("stats",), ("limit", "1GB")):
         error = store.error(*args, code=4)
         assert "cache.db is damaged" in error["message"]
         assert error["hint"]
+    found = store.json("verify", code=4)
+    assert [problem["where"] for problem in found["problems"]] == ["kv/cache.db"]
+    found = store.json("verify", "--repair")
+    assert "made anew from" in found["problems"][0]["what"]
+    assert found["ok"] == found["checked"] > 0
+    assert store.json("verify")["problems"] == []
 
 
 def test_path_needs_no_store(tmp_path: Path) -> None:
