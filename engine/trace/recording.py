@@ -97,6 +97,7 @@ def make_trace(
         attention_positions=None if run.looks is None else np.array(run.looks.positions, np.int32),
         attention=attention,
         deviations=happened.deviations,
+        reuse_ttft_s=run.ttft_s if options.mode == "reuse" else None,
         bound=need / bound.full_prefill(config, len(prompt.token_ids)).total,
     )
 

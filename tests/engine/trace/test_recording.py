@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore
 from engine.api import Engine
 from engine.options import BlendOptions, SamplingOptions
+from engine.policies import select
 from engine.results import AskResult
 from engine.tokenizer import Tokenizer
 from engine.trace import Trace, measure, recorder
 from engine.trace.file import from_bytes, to_bytes
 from engine.trace.measure import measured_layers
+from engine.trace.record import Stage
+from engine.trace.recording import _floats
 from tests.engine.test_template import CHATML
 from tests.engine.tiny_models import Tiny, build
 from tests.engine.tiny_tokenizers import SENTENCES, write_tokenizer
@@ -132,6 +136,7 @@ def test_every_way_is_recorded(engine: Engine, name: str) -> None:
     _times(trace, result)
     _compared(trace, result)
     approximate = cached.any() and name != "ratio 1"
+    assert trace.reuse_ttft_s == (result.timing.ttft_s if name == "reuse" else None)
     assert trace.bound is not None
     assert trace.bound < 1 if approximate else trace.bound == 1
     assert (trace.deviations is not None) == bool(cached.any())
@@ -266,6 +271,15 @@ def test_a_trace_never_costs_an_answer(engine: Engine, monkeypatch: pytest.Monke
     assert result.trace is None
     assert result.answer is not None
     assert "was not recorded" in result.notes[0]
+
+
+def test_scores_that_are_no_numbers_are_kept_as_they_were_taken() -> None:
+    nan, inf = float("nan"), float("inf")
+    scores = torch.tensor([1.0, -inf, nan, 3.0, inf, 2.0])
+    taken = select(scores, 3).tolist()
+    stage = Stage(1, np.arange(6, dtype=np.int32), _floats(scores), 3)
+    assert np.isfinite(stage.scores).all()
+    assert stage.selected().tolist() == taken == [2, 3, 4]
 
 
 def test_layers_that_are_measured() -> None:
