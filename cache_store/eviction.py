@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, get_args
 
 from cache_store.catalog import Catalog
@@ -179,12 +180,13 @@ class Eviction:
     def _look(self, policy: Policy, kept: set[str], pinned: set[str], *, saved: bool) -> _Queue:
         began = time.monotonic()
         groups = self._index.groups_of_chunks(pinned)
-        loose = (
-            use
-            for use in self._index.uses(saved=saved)
-            if use.key not in kept and use.group not in groups
-        )
-        first = heapq.nsmallest(_AHEAD, loose, key=_lfu if policy == "lfu" else _lru)
+        in_order = policy == "lru" and not saved
+        uses = self._index.uses_by_time() if in_order else self._index.uses(saved=saved)
+        loose = (use for use in uses if use.key not in kept and use.group not in groups)
+        if in_order:
+            first = list(islice(loose, _AHEAD))
+        else:
+            first = heapq.nsmallest(_AHEAD, loose, key=_lfu if policy == "lfu" else _lru)
         now = time.monotonic()
         return _Queue(first[::-1], policy, now, now - began)
 

@@ -83,7 +83,7 @@ class Group:
 def _member(key: Any, regime: Any, context: Any) -> Member:
     if not isinstance(key, str) or not isinstance(regime, str):
         raise ValueError("not an entry")
-    return Member(key, tuple(int(token) for token in context), regime)
+    return Member(key, tuple(map(int, context)), regime)
 
 
 def shared_length(recorded: Sequence[int], actual: Sequence[int]) -> int:

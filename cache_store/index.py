@@ -203,6 +203,23 @@ class Index(IndexDatabase):
         for key, tag, used, hits in rows:
             yield Use(key, tag.removeprefix(_SAVED), used, hits)
 
+    def uses_by_time(self) -> Iterator[Use]:
+        """The uses of the entries that no prompt alone saved, least recent first. Looked up a part
+        at a time, so that the first of many cost little."""
+        after = (-1.0, -1)
+        while True:
+            rows = self._ask(
+                "SELECT access_time, rowid, key, tag, access_count, filename FROM Cache"
+                " WHERE (access_time, rowid) > (?, ?) ORDER BY access_time, rowid LIMIT 2000",
+                after,
+            )
+            if not rows:
+                return
+            for used, _, key, tag, hits, name in rows:
+                if name is not None and isinstance(tag, str) and not tag.startswith(_SAVED):
+                    yield Use(key, tag, used, hits)
+            after = rows[-1][:2]
+
     def groups_of_chunks(self, chunk_ids: Iterable[str]) -> set[str]:
         """Keys of the groups of any of these chunks' texts."""
         wanted = list(chunk_ids)

@@ -231,10 +231,11 @@ class Space:
                     if self._swept and self._evict(excess, needed, saved, evicted, parting):
                         evicted = True
                         break
-                    # Before anything of worth goes, what killed processes left behind.
-                    self._swept = True
-                    self.sweep()
-                    excess = self._excess(needed, limit, anew=True)
+                    # Before anything of worth goes, what killed processes left behind. Chunk files
+                    # that no entry names were counted, so they are looked for where any may be.
+                    again, self._swept = self._swept, True
+                    if self.sweep(orphans=again or self._rest >= BLOCK) or again:
+                        excess = self._excess(needed, limit, anew=True)
                 else:
                     if excess <= 0:
                         return then()
@@ -315,11 +316,13 @@ class Space:
         if group is not None:
             self._index.set_group(row.group, group.without(row.key))
 
-    def sweep(self) -> int:
+    def sweep(self, *, orphans: bool = True) -> int:
         """Removes what dead processes left behind, within a transaction: half-written files,
-        claims, lists of entries in use, finished files that no entry names. Returns how many."""
+        claims, lists of entries in use and, orphans, finished files that no entry names. Returns
+        how many."""
         self.sweep_rebuilding()
-        return self._sweep_partial("") + self.leases.sweep() + self.sweep_orphans()
+        swept = self._sweep_partial("") + self.leases.sweep()
+        return swept + (self.sweep_orphans() if orphans else 0)
 
     def sweep_traces(self) -> None:
         """Removes of it what holds no data: claims and lists. Within a transaction."""
