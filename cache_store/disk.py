@@ -97,6 +97,11 @@ class StagedFile:
             self.close()
             raise
 
+    @property
+    def path(self) -> Path:
+        """Where the file is now."""
+        return self._place if self._published else self._path
+
     def sync(self) -> None:
         """Waits until what was written is on the disk."""
         os.fsync(self.descriptor)

@@ -352,6 +352,11 @@ class EntryReader:
         """The whole file's bytes, good until `close`; the layers' are unchecked."""
         return self._view
 
+    @property
+    def header_checksum(self) -> bytes:
+        """The header's checksum, which holds those of the layers: it stands for the whole file."""
+        return bytes(self._view[16 : _START.size])
+
     def verify(self) -> None:
         """Checks every layer. Raises DamagedEntry for the first that isn't as it was written."""
         for index in range(self.header.spec.layers):

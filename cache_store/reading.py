@@ -193,6 +193,13 @@ class ReadableStore:
 
         Raises NotFoundError where there is no such entry and DamagedEntry where it can't be used.
         """
+        reader = self.peek(key)
+        if not self.read_only:
+            self._index.touch(key)
+        return reader
+
+    def peek(self, key: str) -> EntryReader:
+        """As `open_entry`, without counting as a use."""
         while True:
             try:
                 row = self._index.entry(key)
@@ -213,9 +220,13 @@ class ReadableStore:
         if reader.header.key != key:
             reader.close()
             raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
-        if not self.read_only:
-            self._index.touch(key)
         return reader
+
+    def header(self, key: str) -> EntryHeader | None:
+        """What an entry says of itself, its file being there and whole; layers unchecked. None
+        where there is no such entry, or it can't be used."""
+        found = self._sound_header(key)
+        return found if found is not None and found.key == key else None
 
     def _sound_header(self, key: str) -> EntryHeader | None:
         """The header of an entry whose file is there, whole and readable; layers unchecked."""

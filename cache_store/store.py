@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from cache_store.database import BUSY_SECONDS, READ_SECONDS, guarded, is_writable
+from cache_store.disk import StagedFile
 from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
 from cache_store.errors import (
     DamagedDatabase,
+    DamagedEntry,
     IntegrityError,
     NotFoundError,
     StoreBusy,
@@ -26,6 +28,7 @@ from cache_store.lease import lease_bytes
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
 from cache_store.reading import ReadableStore
 from cache_store.rebuild import Check, OnDamage, as_problem, is_lost, mend
+from cache_store.receiving import receive_entry
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
 from cache_store.space import ROW_HEADROOM, round_up
 from cache_store.verify import verify_store
@@ -135,14 +138,40 @@ class ChunkStore(ReadableStore):
             with guarded(self.path):
                 write_entry(staged.descriptor, header, layers)
                 staged.sync()  # the long wait comes before the transaction
-            with contextlib.ExitStack() as stack, self._index.transaction():
-                if not self._is_there(key):  # else another process was faster
-                    stack.enter_context(self._space.parting(self._replaced(key)))
-                    self._index.set_entry(key, staged, header.group, one_off)
-                    self._list(header)
+            self._publish(staged, header, one_off)
         finally:
             staged.close()
         return key
+
+    def adopt(self, key: str, size: int, checksum: bytes, pieces: Iterable[bytes]) -> None:
+        """Takes in a chunk file as it comes from elsewhere; nothing happens where it is there.
+
+        size: of the file, whose room is reserved first. checksum: of its header. pieces: its bytes.
+        Raises DamagedEntry, and stores nothing, where they are not the chunk file of that key with
+        all its layers; StoreFullError and UsageError as `put` does, and whatever `pieces` raises.
+        """
+        self.require_writable()
+        if self._is_there(key):
+            self._promote(key)
+            return
+        staged = self._space.reserve(key, size)
+        try:
+            header = receive_entry(staged, pieces, checksum)
+            if header.key != key:
+                raise DamagedEntry("it is the chunk file of another key")
+            with self._space.claim(self._list_bytes(header)):
+                self._publish(staged, header, saved=False)
+        finally:
+            staged.close()
+
+    def _publish(self, staged: StagedFile, header: EntryHeader, saved: bool) -> None:
+        """Puts a chunk file that is written in place, and lists it."""
+        key = header.key
+        with contextlib.ExitStack() as stack, self._index.transaction():
+            if not self._is_there(key):  # else another process was faster
+                stack.enter_context(self._space.parting(self._replaced(key)))
+                self._index.set_entry(key, staged, header.group, saved)
+                self._list(header)
 
     def _replaced(self, key: str) -> int:
         """Bytes of a damaged entry that is about to be replaced."""

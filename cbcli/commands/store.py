@@ -12,7 +12,16 @@ import typer
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore, VerifyReport
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
-from cbcli.commands import estimate, store_limit, store_ls, store_pin, store_show, store_stats
+from cbcli.commands import (
+    estimate,
+    store_export,
+    store_import,
+    store_limit,
+    store_ls,
+    store_pin,
+    store_show,
+    store_stats,
+)
 from cbcli.output import Output
 from cbcli.store_access import StoreDir, confirm, known_source, reading, store_settings, writing
 from cbcli.store_listing import SHOWN_DIGITS, plural
@@ -26,6 +35,8 @@ app.command("stats", epilog=store_stats.EXAMPLES)(store_stats.stats)
 app.command("limit", epilog=store_limit.EXAMPLES)(store_limit.limit)
 app.command("pin", epilog=store_pin.EXAMPLES)(store_pin.pin)
 app.command("unpin", epilog=store_pin.UNPIN_EXAMPLES)(store_pin.unpin)
+app.command("export", epilog=store_export.EXAMPLES)(store_export.export)
+app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 
 
 @app.command(

@@ -1,0 +1,122 @@
+"""`cacheblend store export`: documents and their KV into one file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cache_store.errors import UsageError
+from cache_store.store import ChunkStore
+from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.errors import Interrupted
+from cbcli.output import Output
+from cbcli.store_access import StoreDir, store_settings
+from cbcli.store_choice import chosen_models, chosen_sources
+from cbcli.store_listing import plural
+from cbcli.units import duration_text, size_text
+
+EXAMPLES = examples(
+    "cacheblend store export notes.tar --document notes/plan.md",
+    "cacheblend store export - | ssh other cacheblend store import -",
+)
+
+
+def export(
+    file: Annotated[
+        str, typer.Argument(help="The archive to write; - for standard output.")
+    ] = "cacheblend.tar",
+    document: Annotated[
+        list[str] | None,
+        typer.Option("--document", help="Only this document; repeatable.", metavar="SOURCE"),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Only KV of this model: its name, or its fingerprint."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    store_dir: StoreDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Write documents and their KV into one archive, for `store import` elsewhere.
+
+    The archive is a plain tar file. It is written as FILE.part and named FILE once it is whole;
+    after an interrupt the same command checks what is there and goes on. It holds the documents'
+    text."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    path = None if file == "-" else Path(file)
+    _check(path, out, force)
+    from cache_store.exporting import Exported, export_file, export_to, plan_export
+
+    began = time.monotonic()
+    where = store_settings(store_dir).store
+    ChunkStore.open(where, read_only=True).close()
+    with ChunkStore.open(where) as store:
+        sources = chosen_sources(store, document)
+        plan = plan_export(store, sources, chosen_models(store, model))
+        for line in plan.damaged:
+            out.warn(line, "left out; cacheblend store verify --repair removes it")
+        written = 0
+        try:
+            with out.progress("writing", unit="bytes", total=plan.total) as progress:
+
+                def on_bytes(done: int) -> None:
+                    nonlocal written
+                    progress.update(written := done)
+
+                if path is None:
+                    export_to(store, plan, sys.stdout.buffer, on_bytes)
+                    sys.stdout.buffer.flush()
+                    done = Exported(written, 0)
+                else:
+                    done = export_file(store, plan, path, on_bytes)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted: {size_text(written)} of {size_text(plan.total)} written",
+                "run the same command again to go on from there"
+                if path is not None
+                else "what was written is no whole archive; write to a file to go on after this",
+            ) from error
+    documents, entries = len(plan.manifest.documents), plan.entries
+    if json:
+        out.data(
+            {
+                "file": str(path),
+                "documents": documents,
+                "entries": entries,
+                "bytes": done.nbytes,
+                "bytes_kept": done.kept,
+                "damaged": list(plan.damaged),
+            }
+        )
+        return
+    kept = f", {size_text(done.kept)} of it from an earlier run" if done.kept else ""
+    line = (
+        f"{plural(documents, 'document', 'documents')} and {plural(entries, 'entry', 'entries')}: "
+        f"{size_text(done.nbytes)}{kept}, in {duration_text(time.monotonic() - began)}"
+    )
+    if path is None:
+        out.note(line)
+    elif not quiet:
+        out.line(f"{path}: {line}")
+
+
+def _check(path: Path | None, out: Output, force: bool) -> None:
+    """Raises UsageError for a file that can't be written, before any work."""
+    if path is None:
+        if out.json:
+            raise UsageError("--json and - both want standard output", "name a file")
+        if sys.stdout.isatty():
+            raise UsageError("an archive is nothing for a terminal", "name a file, or pipe it")
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.absolute().parent}", "make it first")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already", "--force replaces it")
