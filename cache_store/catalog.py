@@ -43,7 +43,8 @@ class ChunkText:
 @dataclass(frozen=True)
 class DocumentInfo:
     """A document as it was ingested. digest: of its bytes; settings: JSON of how it was cut;
-    ingested_at: seconds since the epoch. pinned: its chunks are never evicted."""
+    ingested_at: seconds since the epoch. pinned: its chunks are never evicted. size, mtime_ns: of
+    the file it was read from; -1 and 0 where there was none, or not here."""
 
     source: str
     digest: str
@@ -52,6 +53,8 @@ class DocumentInfo:
     tokens: int
     ingested_at: float
     pinned: bool = False
+    size: int = -1
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,19 @@ class Catalog(CatalogDatabase):
     # Documents.
 
     def replace_document(
-        self, source: str, digest: str, settings: str, chunks: Sequence[ChunkText]
+        self,
+        source: str,
+        digest: str,
+        settings: str,
+        chunks: Sequence[ChunkText],
+        *,
+        size: int = -1,
+        mtime_ns: int = 0,
     ) -> None:
         """Records a document and its chunks in the place of what was recorded of it, in one step.
 
-        A replaced document keeps its place among the others. Raises StoreFullError where the
+        size, mtime_ns: of its file, as in `DocumentInfo`. A replaced document keeps its place among
+        the others. Raises StoreFullError where the
         text doesn't fit under the store's limit.
         """
         rows = [
@@ -89,9 +100,9 @@ class Catalog(CatalogDatabase):
             for n, c in enumerate(chunks)
         ]
         # Once in the log and once in the database, with their indexes.
-        size = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16
+        room = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16
         tokens = sum(chunk.tokens for chunk in chunks)
-        with self._claim(size), self._shortened(), self.writing() as db:
+        with self._claim(room), self._shortened(), self.writing() as db:
             found = db.execute(
                 "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (raw(source),)
             ).fetchall()
@@ -100,17 +111,32 @@ class Catalog(CatalogDatabase):
             db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (raw(source),))
             db.execute(
                 "INSERT INTO document (source, digest, settings, chunks, tokens, ingested_at,"
-                " place) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?)"
+                " place, size, mtime_ns) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (source) DO UPDATE SET"
                 " digest = excluded.digest, settings = excluded.settings,"
                 " chunks = excluded.chunks, tokens = excluded.tokens,"
-                " ingested_at = excluded.ingested_at",
-                (raw(source), digest, settings, len(rows), tokens, time.time(), found[0][0]),
+                " ingested_at = excluded.ingested_at, size = excluded.size,"
+                " mtime_ns = excluded.mtime_ns",
+                (
+                    *(raw(source), digest, settings, len(rows), tokens, time.time()),
+                    *(found[0][0], size, mtime_ns),
+                ),
             )
             db.executemany(
                 "INSERT INTO chunk (source, ordinal, chunk_id, text, tokens, start, stop)"
                 " VALUES (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?)",
                 rows,
+            )
+
+    def note_file(self, source: str, size: int, mtime_ns: int) -> None:
+        """Records that a document's file is now of this size and time, its text being the same."""
+        known = self.document(source)
+        if known is None or (known.size, known.mtime_ns) == (size, mtime_ns):
+            return
+        with self.writing(count=False) as db:
+            db.execute(
+                "UPDATE document SET size = ?, mtime_ns = ? WHERE source = CAST(? AS TEXT)",
+                (size, mtime_ns, raw(source)),
             )
 
     def remove_document(self, source: str) -> bool:
@@ -129,9 +155,12 @@ class Catalog(CatalogDatabase):
         return self._documents("ORDER BY place, source", ())
 
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
-        columns = "source, digest, settings, chunks, tokens, ingested_at, pinned"
+        columns = "source, digest, settings, chunks, tokens, ingested_at, pinned, size, mtime_ns"
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
-        return [replace(DocumentInfo(*row[:-1]), pinned=bool(row[-1])) for row in rows]
+        return [
+            replace(DocumentInfo(*row[:6]), pinned=bool(row[6]), size=row[7], mtime_ns=row[8])
+            for row in rows
+        ]
 
     # Chunks.
 

@@ -6,7 +6,7 @@ import heapq
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
@@ -16,6 +16,7 @@ from cache_store.disk import lock_unused
 from cache_store.errors import CacheblendError, IntegrityError, UsageError
 from cache_store.index import EntryRow, Index, Use
 from cache_store.pins import Pins
+from cache_store.results import EntryInfo
 
 Policy = Literal["lru", "lfu", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -199,6 +200,17 @@ def _lfu(use: Use) -> tuple[float, str]:
     """By how often it was used, where uses count half after HALF_LIFE; among equals by the last
     use. That every score falls alike as time goes by leaves the order as it is."""
     return math.log2(1 + use.hits) + use.used_at / HALF_LIFE, use.key
+
+
+def in_order(entries: Iterable[EntryInfo], policy: Policy) -> list[EntryInfo]:
+    """Entries in the order in which they would go: those that prompts saved first."""
+    by_use = _lfu if policy == "lfu" else _lru
+
+    def order(entry: EntryInfo) -> tuple[bool, float, str]:
+        use = Use(entry.key, "", entry.used_at, entry.hits)
+        return (not entry.saved, *by_use(use))
+
+    return sorted(entries, key=order)
 
 
 def freed(victims: Sequence[Victim]) -> int:

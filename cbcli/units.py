@@ -25,6 +25,21 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SPAN = re.compile(r"\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d|w)\s*", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`: "30d", "12h", "90m", "2w".
+
+    Raises ValueError, saying what is expected.
+    """
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise ValueError("a time such as 30d, 12h, 90m or 2w")
+    return float(found[1]) * _SECONDS[found[2].lower()]
+
+
 def size_text(size: int) -> str:
     """`size` bytes with three digits and a decimal unit: 23040 is "23.0 kB"."""
     if abs(size) < 1000:

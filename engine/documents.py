@@ -59,11 +59,14 @@ class Document:
 
     source: the absolute path, or the name given to standard input.
     digest: blake3 hex of the text, so other bytes with the same text are the same document.
+    size, mtime_ns: of the file; -1 and 0 where `source` leads to none.
     """
 
     source: str
     text: str
     digest: str
+    size: int = -1
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,14 @@ def read_document(
 ) -> Document | Unreadable | Skipped:
     """Read and decode one file; never raises for what the file is or holds, never blocks on a
     pipe or device. `stdin`: what "-" reads (default: the process's own)."""
+    facts = (-1, 0)
     try:
         if file.path is None:
             raw = _read_stdin(file.source, stdin)
         else:
+            facts = _facts(
+                file.source, file.path
+            )  # what changes while it is read counts as changed
             raw = _read_file(file, file.path)
     except OSError as error:
         return Unreadable(file.source, _reason(error))
@@ -157,7 +164,19 @@ def read_document(
     if text is None:
         return Unreadable(file.source, "is text in an encoding that could not be told")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Document(file.source, text, blake3(text.encode()).hexdigest())
+    return Document(file.source, text, blake3(text.encode()).hexdigest(), *facts)
+
+
+def _facts(source: str, path: Path) -> tuple[int, int]:
+    """Size and time of a file; -1 and 0 where its source is not the name it can be found by."""
+    status = path.stat()
+    try:
+        named = Path(source).stat()
+    except OSError:  # a name that had to be changed to be printable
+        return -1, 0
+    if (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _walk(folder: Path) -> Iterator[Found]:

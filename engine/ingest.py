@@ -43,12 +43,15 @@ class Cutting:
 
 @dataclass(frozen=True)
 class DocumentPlan:
-    """A document and its chunks. state: what the catalog has to say of it."""
+    """A document and its chunks. state: what the catalog has to say of it; size, mtime_ns: of
+    its file, as in `Document`."""
 
     source: str
     digest: str
     state: str  # "new", "changed" or "unchanged"
     chunks: tuple[ChunkText, ...]
+    size: int = -1
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,17 @@ class Cutter:
         kept = self.store.catalog.chunks(document.source) if same else []
         if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
             texts = tuple(ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens) for c in kept)
-            return DocumentPlan(document.source, document.digest, "unchanged", texts)
+            return self._plan(document, "unchanged", texts)
         cut = split_document(
             document.text, self.model.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
         )
         state = "changed" if known else "new"
-        return DocumentPlan(document.source, document.digest, state, tuple(map(_chunk_text, cut)))
+        return self._plan(document, state, tuple(map(_chunk_text, cut)))
+
+    @staticmethod
+    def _plan(document: Document, state: str, chunks: tuple[ChunkText, ...]) -> DocumentPlan:
+        facts = (document.size, document.mtime_ns)
+        return DocumentPlan(document.source, document.digest, state, chunks, *facts)
 
     def _with_kv(
         self,
@@ -352,9 +360,16 @@ class _Ledger:
         if document.state != "unchanged":
             before = {chunk.chunk_id for chunk in catalog.chunks(document.source)}
             catalog.replace_document(
-                document.source, document.digest, self._settings, document.chunks
+                document.source,
+                document.digest,
+                self._settings,
+                document.chunks,
+                size=document.size,
+                mtime_ns=document.mtime_ns,
             )
             _drop(store, before - self._planned, self._report)  # what moved to a later one stays
+        else:
+            catalog.note_file(document.source, document.size, document.mtime_ns)
         self._report.documents += 1
 
 

@@ -16,6 +16,7 @@ from cache_store.errors import IntegrityError, NotFoundError, StoreBusy, UsageEr
 from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
+from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
@@ -172,6 +173,7 @@ def ask(
         _require_usable(opened, blueprint, settings, chunks)
         result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare, tracing)
         calibrated.saw(settings, result)
+        changes = ChangeWatch(opened).lines(chunks)
     timing = replace(
         result.timing,
         load_model_s=open_s + result.timing.load_model_s,
@@ -179,6 +181,7 @@ def ask(
         total_s=open_s + retrieve_s + result.timing.total_s,
     )
     result = result.timed(timing)
+    result = replace(result, notes=(*result.notes, *changes))
     _report(out, result)
     if result.trace is not None:
         tracing.save(result.trace, out.warn)

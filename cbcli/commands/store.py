@@ -19,6 +19,7 @@ from cbcli.commands import (
     store_limit,
     store_ls,
     store_pin,
+    store_prune,
     store_show,
     store_stats,
 )
@@ -35,6 +36,7 @@ app.command("stats", epilog=store_stats.EXAMPLES)(store_stats.stats)
 app.command("limit", epilog=store_limit.EXAMPLES)(store_limit.limit)
 app.command("pin", epilog=store_pin.EXAMPLES)(store_pin.pin)
 app.command("unpin", epilog=store_pin.UNPIN_EXAMPLES)(store_pin.unpin)
+app.command("prune", epilog=store_prune.EXAMPLES)(store_prune.prune)
 app.command("export", epilog=store_export.EXAMPLES)(store_export.export)
 app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 

@@ -16,6 +16,7 @@ from cache_store.errors import CacheblendError, IntegrityError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from cbcli.calibrated import Calibrated, PromptTokens, without_auto
+from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser, in_order
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
@@ -96,6 +97,7 @@ class _Session:
     blueprint: Blueprint
     store: ChunkStore
     calibrated: Calibrated
+    changes: ChangeWatch
 
 
 class LineRunner:
@@ -154,7 +156,9 @@ class LineRunner:
             if not store.read_only:
                 store.catalog.name_model(blueprint.spec.model, blueprint.name)
             calibrated = Calibrated.open(blueprint, self._out, store)
-            self._session = _Session(Chooser(store), blueprint, store, calibrated)
+            self._session = _Session(
+                Chooser(store), blueprint, store, calibrated, ChangeWatch(store)
+            )
             self._opened_s = time.perf_counter() - began  # the engine tells its own time
         return self._session
 
@@ -219,6 +223,7 @@ class LineRunner:
             question=line.question,
         )
         session.calibrated.saw(settings, result)
+        result = replace(result, notes=(*result.notes, *session.changes.lines(chunks)))
         opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer
         timing = replace(
             result.timing,
