@@ -22,6 +22,7 @@ from cbcli.commands import (
     store_prune,
     store_show,
     store_stats,
+    store_warm,
 )
 from cbcli.output import Output
 from cbcli.store_access import StoreDir, confirm, known_source, reading, store_settings, writing
@@ -37,6 +38,7 @@ app.command("limit", epilog=store_limit.EXAMPLES)(store_limit.limit)
 app.command("pin", epilog=store_pin.EXAMPLES)(store_pin.pin)
 app.command("unpin", epilog=store_pin.UNPIN_EXAMPLES)(store_pin.unpin)
 app.command("prune", epilog=store_prune.EXAMPLES)(store_prune.prune)
+app.command("warm", epilog=store_warm.EXAMPLES)(store_warm.warm)
 app.command("export", epilog=store_export.EXAMPLES)(store_export.export)
 app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 
