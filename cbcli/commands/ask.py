@@ -284,12 +284,12 @@ def _answer(
 
 
 def _report(out: Output, result: AskResult) -> None:
+    out.end_pieces()  # what is said begins on a line of its own
     for note in result.notes:
         out.warn(note)
     if out.json:
         out.data(result.to_json())
         return
-    out.end_pieces()
     out.note(headline(result))
     if out.verbose:
         for reason in why_not_faster(result):
