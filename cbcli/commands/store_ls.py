@@ -46,6 +46,7 @@ def list_store(
         bool | None, typer.Option("--cached/--missing", help="Only those with, or without, KV.")
     ] = None,
     model: flags.Model = None,
+    kv_dtype: flags.KVDType = None,
     store_dir: StoreDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -59,7 +60,7 @@ def list_store(
     isn't used (`store prune --stale` removes it)."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     choice = ListingChoice(filter, sort, limit, cached)
-    settings = load_settings({"store": store_dir, "model": model})
+    settings = load_settings({"store": store_dir, "model": model, "kv_dtype": kv_dtype})
     with ChunkStore.open(settings.store, read_only=True) as store:
         listing = StoreListing(store, recall(settings))
         listing.choose(choice, documents=documents)

@@ -65,6 +65,7 @@ def prune(
     ] = False,
     store_dir: StoreDir = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -81,7 +82,7 @@ def prune(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     ages = [_age("--older-than", older_than), _age("--unused-for", unused_for)]
     size = _size(over)
-    settings = load_settings({"store": store_dir, "dtype": dtype})
+    settings = load_settings({"store": store_dir, "dtype": dtype, "kv_dtype": kv_dtype})
     if not (any((stale, missing_sources, orphans, of_model)) or over or older_than or unused_for):
         raise UsageError("say what to remove", "give --unused-for 30d, --stale or another; --help")
     with writing(store_dir) as store:

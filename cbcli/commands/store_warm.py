@@ -44,6 +44,7 @@ def warm(
     remote: flags.Remote = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
     threads: flags.Threads = None,
     offline: flags.Offline = None,
     json: Json = False,
@@ -67,6 +68,7 @@ def warm(
             "remote": remote,
             "device": device,
             "dtype": dtype,
+            "kv_dtype": kv_dtype,
             "threads": threads,
             "offline": offline,
         }
