@@ -13,7 +13,8 @@ from cache_store.usable import difference
 MissReason = Literal["absent", "evicted", "damaged", "other_model", "context", "remote"]
 """absent: never stored; evicted: a document has the chunk, so its KV was stored once, and was
 evicted or removed since; other_model: stored for another model, tokenizer or KV dtype; context:
-stored behind other prefixes only, which were not wanted."""
+stored behind other prefixes only, which were not wanted; remote: a remote store may have it, and
+could not be asked or did not give it."""
 
 
 def reason_for_miss(

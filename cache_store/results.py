@@ -70,6 +70,19 @@ class StoreStats:
 
 
 @dataclass(frozen=True)
+class TierStats:
+    """A tier in numbers. nbytes: what it holds, limit: what it may; None where that isn't known.
+    hits: entries read from it by this process; pending: entries it is still to be given."""
+
+    name: str
+    where: str
+    nbytes: int | None
+    limit: int | None
+    hits: int
+    pending: int = 0
+
+
+@dataclass(frozen=True)
 class Problem:
     """Something wrong in a store. where: an entry's key, or a path within the store."""
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.errors import NotFoundError, UsageError
+from cache_store.errors import CacheblendError, NotFoundError, UsageError
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.output import Output
@@ -15,6 +15,7 @@ from cbcli.settings import ORIGINS, Settings, data_root
 
 if TYPE_CHECKING:
     from cache_store.tiers.remote import RemoteTier
+    from cache_store.tiers.tiered import TieredStore
     from engine.api import Engine
     from engine.audit import Audit
     from engine.blueprint import Blueprint
@@ -41,6 +42,34 @@ def open_store(
         limit_bytes=settings.limit,
         on_damage=on_damage,
     )
+
+
+def tiered(store: ChunkStore) -> TieredStore | None:
+    """The store as one with tiers, if it is."""
+    from cache_store.tiers.tiered import TieredStore
+
+    return store if isinstance(store, TieredStore) else None
+
+
+def upload(store: ChunkStore, out: Output) -> None:
+    """Waits until the remote, if there is one, has been given everything; warns where it isn't."""
+    store_with_tiers = tiered(store)
+    if store_with_tiers is None or store_with_tiers.uploads is None:
+        return
+    uploads = store_with_tiers.uploads
+    with out.progress("uploading", unit="entries") as progress:
+        try:
+            store_with_tiers.push(
+                on_left=lambda left: progress.update(uploads.sent, total=uploads.sent + left)
+            )
+        except CacheblendError as error:
+            out.warn(error.message, "cacheblend store push tries again")
+
+
+def say_notes(store: ChunkStore, out: Output) -> None:
+    """Warns of what the store has noted, such as a remote that failed."""
+    for note in store.take_notes():
+        out.warn(note)
 
 
 def remote_of(settings: Settings) -> Callable[[], RemoteTier] | None:

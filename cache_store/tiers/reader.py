@@ -1,4 +1,4 @@
-"""One entry of a remote, read a few layers at a time, ahead of the one that is needed."""
+"""Readers: of a remote's entry, read a few layers at a time, ahead of the one that is needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from cache_store.errors import IntegrityError
 from cache_store.tiers.layers import Layers, is_layer, layer_bytes, parts
-from cache_store.tiers.protocol import Bytes, ClosingReader, LostEntry, Remote, RemoteError
+from cache_store.tiers.protocol import Bytes, ClosingReader, LostEntry, Reader, Remote, RemoteError
 from cache_store.tiers.remote import RemoteEntry
 
 if TYPE_CHECKING:
@@ -122,3 +123,27 @@ class RemoteReader(ClosingReader):
             for future in self._asked.values():
                 future.cancel()
         on_close(self)
+
+
+class WatchedReader(ClosingReader):
+    """A reader that is handed on when it is closed."""
+
+    def __init__(self, reader: Reader, on_close: Callable[[Reader, bool], None]) -> None:
+        """on_close: told the reader, and whether it was sound as far as it was read."""
+        self.header, self.tier = reader.header, reader.tier
+        self._reader, self._on_close = reader, on_close
+        self._closed, self._sound = False, True
+
+    def layer(self, index: int) -> tuple[memoryview, memoryview]:
+        if self._closed:
+            raise ValueError("the entry is closed")
+        try:
+            return self._reader.layer(index)
+        except IntegrityError:
+            self._sound = False
+            raise
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_close(self._reader, self._sound)

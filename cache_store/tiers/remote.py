@@ -258,6 +258,10 @@ class RemoteTier:
         with self._lock:
             return key in self._groups.get(group, (0.0, ()))[1] and key not in self._damaged
 
+    def may_have(self, group: str) -> bool:
+        """Whether the remote has a chunk, or could not be asked."""
+        return not self.asked or bool(self._listed(group))
+
     def forget(self, group: str, key: str) -> None:
         """An entry turned out to be gone."""
         with self._lock:

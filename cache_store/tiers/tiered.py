@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +11,14 @@ from cache_store.entry import EntryHeader, EntryReader
 from cache_store.errors import CacheblendError, DamagedEntry, IntegrityError, NotFoundError
 from cache_store.group import Member, ranked, shared_length
 from cache_store.keys import KVSpec, group_key
+from cache_store.misses import MissReason
 from cache_store.rebuild import OnDamage
-from cache_store.results import Match
+from cache_store.results import Match, TierStats
 from cache_store.store import ChunkStore
+from cache_store.tiers.background import Background, UnderWay
 from cache_store.tiers.memory import MemoryTier
-from cache_store.tiers.protocol import ClosingReader, LostEntry, Reader, RemoteError
-from cache_store.tiers.reader import RemoteReader
+from cache_store.tiers.protocol import LostEntry, Reader, RemoteError
+from cache_store.tiers.reader import RemoteReader, WatchedReader
 from cache_store.tiers.remote import RemoteTier
 from cache_store.tiers.transfer import downloads, send
 from cache_store.tiers.uploads import Uploads
@@ -29,19 +27,6 @@ CLOSE_SECONDS = 10.0
 """How long `close` waits for what is being uploaded or written down."""
 
 _GIVE_WAY_SECONDS = 5.0  # an upload waits so long, at most, for a prompt that is reading
-
-
-@dataclass(frozen=True)
-class TierStats:
-    """A tier in numbers. nbytes: what it holds, limit: what it may; None where that isn't known.
-    hits: entries read from it by this process; pending: entries it is still to be given."""
-
-    name: str
-    where: str
-    nbytes: int | None
-    limit: int | None
-    hits: int
-    pending: int = 0
 
 
 class TieredStore(ChunkStore):
@@ -57,11 +42,8 @@ class TieredStore(ChunkStore):
         self.remote: RemoteTier | None = None
         self.memory: MemoryTier | None = None
         self.uploads: Uploads | None = None
-        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="store-tiers")
-        self._pending: set[Future[None]] = set()
-        self._closing = False
-        self._reading = 0
-        self._idle = threading.Condition()
+        self._background = Background("store-tiers", self._leave_thread)
+        self._prompts = UnderWay()
         self._hits = {"disk": 0, "remote": 0}
 
     def attach(self, *, remote: RemoteTier | None = None, memory_limit: int = 0) -> None:
@@ -120,6 +102,16 @@ class TieredStore(ChunkStore):
             )
         return None
 
+    def reason_for_miss(
+        self, spec: KVSpec, token_ids: Sequence[int], chunk_id: str, *, strict: bool = False
+    ) -> MissReason:
+        """As `ChunkStore.reason_for_miss`; `remote` where the remote could not be asked, or did not
+        give what it has."""
+        reason = super().reason_for_miss(spec, token_ids, chunk_id, strict=strict)
+        if self.remote is None or reason not in ("absent", "evicted"):
+            return reason
+        return "remote" if self.remote.may_have(group_key(spec, token_ids)) else reason
+
     def open_entry(self, key: str) -> Reader:
         """An entry's reader, from memory, else the disk, else the remote.
 
@@ -140,7 +132,7 @@ class TieredStore(ChunkStore):
         if there is None:
             raise LostEntry(f"entry {key[:12]} can't be had from {self.remote.address} now")
         self._hits["remote"] += 1
-        self._began()
+        self._prompts.begin()
         return RemoteReader(self.remote, there, self._remote_read)
 
     def _local(self, key: str) -> Reader:
@@ -148,30 +140,21 @@ class TieredStore(ChunkStore):
         self._hits["disk"] += 1
         if self.memory is None:
             return reader
-        self._began()
-        return _WatchedReader(reader, self._disk_read)
-
-    def _began(self) -> None:
-        with self._idle:
-            self._reading += 1
-
-    def _ended(self) -> None:
-        with self._idle:
-            self._reading -= 1
-            self._idle.notify_all()
+        self._prompts.begin()
+        return WatchedReader(reader, self._disk_read)
 
     # After a prompt has read an entry.
 
     def _disk_read(self, reader: Reader, sound: bool) -> None:
         """Takes an entry into memory, in the background, before its file is given back."""
-        self._ended()
-        if not sound or not self._submit(lambda: self._remember(reader)):
+        self._prompts.end()
+        if not sound or not self._background.submit(lambda: self._remember(reader)):
             reader.close()
 
     def _remember(self, reader: Reader) -> None:
         try:
             key = reader.header.key
-            if self._closing or not self._worth_memory(reader.header):
+            if self._background.closing or not self._worth_memory(reader.header):
                 return
             with contextlib.suppress(CacheblendError):
                 layers = [reader.layer(index) for index in range(reader.header.spec.layers)]
@@ -198,9 +181,9 @@ class TieredStore(ChunkStore):
 
     def _remote_read(self, reader: RemoteReader) -> None:
         """Writes an entry down locally, in the background."""
-        self._ended()
-        if not reader.failed:
-            self._submit(lambda: self._read_through(reader))
+        self._prompts.end()
+        if not reader.failed and self.remote is not None and self.remote.asked:
+            self._background.submit(lambda: self._read_through(reader))
 
     def _read_through(self, reader: RemoteReader) -> None:
         header = reader.header
@@ -236,17 +219,9 @@ class TieredStore(ChunkStore):
                 self._admit(key, reader.header, layers)
         return self.memory.used if self.memory is not None else 0
 
-    def _submit(self, job: Callable[[], None]) -> bool:
-        if self._closing:
-            return False
-        future = self._jobs.submit(job)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-        return True
-
     def settle(self, seconds: float | None = None) -> None:
         """Waits for what goes on in the background after prompts."""
-        wait_for(list(self._pending), timeout=seconds)
+        self._background.settle(seconds)
 
     # Writing.
 
@@ -288,18 +263,13 @@ class TieredStore(ChunkStore):
     def _send(self, key: str) -> None:
         """Gives the remote an entry. Raises RemoteError."""
         assert self.remote is not None
-        self._give_way()
+        self._prompts.wait_for_none(_GIVE_WAY_SECONDS)
         with self.pinned([key]), contextlib.suppress(IntegrityError):  # damage isn't passed on
             row = self._index.entry(key)
             if row is not None:  # else evicted since; who needs it computes it
                 with EntryReader(row.path) as reader:
                     if send(self.remote, reader):
                         self.counters.add("remote.uploaded")
-
-    def _give_way(self) -> None:
-        """Lets a prompt that is reading finish first."""
-        with self._idle:
-            self._idle.wait_for(lambda: not self._reading or self._closing, _GIVE_WAY_SECONDS)
 
     def push(
         self, *, everything: bool = False, on_left: Callable[[int], None] = lambda left: None
@@ -383,43 +353,14 @@ class TieredStore(ChunkStore):
     def close(self) -> None:
         """Waits, not for long, for what is being written or uploaded; what is left of that is noted
         in `take_notes` and done by the next process that writes."""
-        self.settle(CLOSE_SECONDS)
-        self._closing = True
+        self._background.close(CLOSE_SECONDS)
         if self.uploads is not None:
             self.uploads.close(CLOSE_SECONDS)
-        for future in list(self._pending):
-            future.cancel()
-        self._jobs.submit(self._leave_thread)
-        self._jobs.shutdown(wait=True)
         if self.remote is not None:
             self.remote.close()
         if self.memory is not None:
             self.memory.clear()
         super().close()
-
-
-class _WatchedReader(ClosingReader):
-    """A reader that is handed on when it is closed."""
-
-    def __init__(self, reader: Reader, on_close: Callable[[Reader, bool], None]) -> None:
-        """on_close: told the reader, and whether it was sound as far as it was read."""
-        self.header, self.tier = reader.header, reader.tier
-        self._reader, self._on_close = reader, on_close
-        self._closed, self._sound = False, True
-
-    def layer(self, index: int) -> tuple[memoryview, memoryview]:
-        if self._closed:
-            raise ValueError("the entry is closed")
-        try:
-            return self._reader.layer(index)
-        except IntegrityError:
-            self._sound = False
-            raise
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._on_close(self._reader, self._sound)
 
 
 def open_tiered(

@@ -29,6 +29,7 @@ from cbcli.session import (
     open_blueprint,
     open_existing_store,
     sampling_options,
+    say_notes,
     warn_of_faults,
 )
 from cbcli.settings import Settings, load_settings
@@ -174,6 +175,7 @@ def ask(
         result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare, tracing)
         calibrated.saw(settings, result)
         changes = ChangeWatch(opened).lines(chunks)
+    say_notes(opened, out)
     timing = replace(
         result.timing,
         load_model_s=open_s + result.timing.load_model_s,
@@ -235,6 +237,8 @@ def _require_usable(
     """
     prefix, spec = blueprint.template.prefix, blueprint.spec
     encode = blueprint.tokenizer.encode
+    if settings.mode != "full":
+        store.look_ahead(spec, [encode(c.text) for c in chunks])
     if settings.mode == "full" or any(store.find(spec, encode(c.text), prefix) for c in chunks):
         return
     wanted = {chunk.chunk_id for chunk in chunks}

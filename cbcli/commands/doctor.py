@@ -16,6 +16,7 @@ from cbcli.calibration_check import check_calibration
 from cbcli.checks import Check, examine
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
+from cbcli.remote_check import check_remote
 from cbcli.settings import DECLARED, Origin, Settings, default_of, load_settings, read_value
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def _examined(
         yield from examine("threads", partial(checks.check_threads, settings))
         yield from examine("device", partial(checks.check_device, settings))
     yield from examine("store", partial(checks.check_store, settings))
+    yield from examine("remote", partial(check_remote, settings))
     yield from examine("disk", partial(checks.check_disk, settings))
     yield from examine("models", partial(checks.check_models, settings))
     yield from examine("model", partial(checks.check_model, settings))

@@ -15,7 +15,14 @@ from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
 from cbcli.present import remember
-from cbcli.session import load_engine, open_blueprint, open_store, shown_source
+from cbcli.session import (
+    load_engine,
+    open_blueprint,
+    open_store,
+    say_notes,
+    shown_source,
+    upload,
+)
 from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text, duration_text, rate_text, size_text
 
@@ -164,13 +171,16 @@ def _ingest(
                     return writer
 
                 run_ingest(plan, cutter, make_writer, report, progress.update)
+            seconds = time.monotonic() - began
+            upload(store, out)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted: {report.computed_chunks} of {len(plan.missing)} chunks computed and "
                 f"stored, {report.documents} of {len(plan.documents)} documents complete",
                 "run the same command again to go on from there",
             ) from error
-    _report(out, blueprint, plan, report, store.damaged, time.monotonic() - began)
+    say_notes(store, out)
+    _report(out, blueprint, plan, report, store.damaged, seconds)
     if plan.unreadable:
         raise typer.Exit(1)
 
@@ -207,6 +217,7 @@ def _report(
                 "chunks": {
                     "total": plan.chunk_count,
                     "computed": report.computed_chunks,
+                    "downloaded": plan.brought,
                     "dropped": report.dropped_chunks,
                 },
                 "tokens_computed": report.computed_tokens,
@@ -234,8 +245,10 @@ def _report(
             f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
             f"in {duration_text(seconds)} ({rate})"
         )
-    elif plan.chunk_count:
+    elif plan.chunk_count and not plan.brought:
         out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
+    if plan.brought:
+        out.line(f"downloaded {count_text(plan.brought, 'chunks')} that the remote store had")
     if report.dropped_chunks:
         out.line(
             f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "

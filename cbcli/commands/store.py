@@ -20,6 +20,7 @@ from cbcli.commands import (
     store_ls,
     store_pin,
     store_prune,
+    store_push,
     store_show,
     store_stats,
     store_warm,
@@ -33,6 +34,7 @@ app = typer.Typer(cls=Group, **app_options(), help="Look at and tidy the store o
 app.command("estimate", epilog=estimate.EXAMPLES)(estimate.estimate)
 app.command("ls", epilog=store_ls.EXAMPLES)(store_ls.list_store)
 app.command("show", epilog=store_show.EXAMPLES)(store_show.show)
+app.command("push", epilog=store_push.EXAMPLES)(store_push.push)
 app.command("stats", epilog=store_stats.EXAMPLES)(store_stats.stats)
 app.command("limit", epilog=store_limit.EXAMPLES)(store_limit.limit)
 app.command("pin", epilog=store_pin.EXAMPLES)(store_pin.pin)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,14 +67,23 @@ def fails(*operations: str) -> Callable[[str], None]:
     return raise_error
 
 
-def takes(seconds: float, *operations: str) -> Callable[[str], None]:
-    """For `Shelf.before`: these operations (all, if none is named) take so long."""
+class Hangs:
+    """For `Shelf.before`: these operations (all, if none is named) wait until it is `over`, which
+    it is at the end of a `with` block."""
 
-    def wait(operation: str) -> None:
-        if not operations or operation in operations:
-            time.sleep(seconds)
+    def __init__(self, *operations: str) -> None:
+        self._operations = operations
+        self.over = threading.Event()
 
-    return wait
+    def __call__(self, operation: str) -> None:
+        if not self._operations or operation in self._operations:
+            self.over.wait(60)
+
+    def __enter__(self) -> Hangs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
 
 
 def machine(
