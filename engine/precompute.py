@@ -225,7 +225,11 @@ class ChunkWriter:
 
         saved: for a prompt, see `ChunkStore.put`. Raises StoreFullError."""
         wanted = {chunk.token_ids: chunk for chunk in chunks if chunk.token_ids}
-        self.store.bring([self.place(ids) for ids in wanted])
+        places = [self.place(ids) for ids in wanted]
+        if self.prefix:
+            alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
+            places.insert(0, alone.place(self.prefix))
+        self.store.bring(places)
         missing = {
             ids: PromptChunk(ids, chunk.chunk_id)
             for ids, chunk in wanted.items()

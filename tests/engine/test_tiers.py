@@ -89,6 +89,13 @@ def test_what_another_machine_computed_is_used(
     assert again.tiers == at_a.tiers
 
 
+def test_precomputing_takes_what_another_machine_has(b: World, shelf: Shelf) -> None:
+    assert b.writer.write_missing(b.chunks) == 0
+    asked = len(shelf.requests)
+    assert set(ask(b).tiers) == {"disk"}  # the prefix, too
+    assert len(shelf.requests) == asked
+
+
 def test_computing_begins_before_all_layers_are_there(
     b: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
