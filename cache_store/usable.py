@@ -9,6 +9,7 @@ from cache_store.results import EntryInfo
 
 YES = "yes"
 OTHER_PREFIX = "other prefix"
+OTHER_DTYPE = "other dtype"
 
 
 def difference(stored: KVSpec, wanted: KVSpec) -> str:
@@ -21,7 +22,7 @@ def difference(stored: KVSpec, wanted: KVSpec) -> str:
     if stored.tokenizer != wanted.tokenizer:
         return "other tokenizer"
     if replace(stored, dtype=wanted.dtype) == wanted:
-        return "other dtype"
+        return OTHER_DTYPE
     return "other model"
 
 

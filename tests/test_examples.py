@@ -112,6 +112,28 @@ def test_contexts_are_measured_for_any_model(tmp_path: Path) -> None:
     assert len({tuple(row[1:]) for row in rows}) == 3
 
 
+def test_stored_types_are_measured_for_any_model(tmp_path: Path) -> None:
+    model = add_model(tmp_path, "tiny", head_dim=64)
+    passages = [{"title": f"Buoy {n}", "text": f"It is {n} feet long. " * 12} for n in range(3)]
+    items = [{"question": "How long is buoy 2?", "ctxs": passages}]
+    (tmp_path / "questions.json").write_text(json.dumps(items))
+    script = EXAMPLES / "measure_kv_dtypes.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(model), "questions.json", "--dtype", "bf16"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+    assert [row[0] for row in rows] == ["bf16", "fp8", "int8", "int4"]
+    assert [float(rows[0][n]) for n in (1, 3, 5)] == [1, 0, 0]
+    assert float(rows[3][1]) < float(rows[2][1]) < 1  # smaller than bf16, header and all
+    kl = {row[0]: float(row[4]) for row in rows}  # at 0.16
+    assert abs(kl["int8"] - kl["bf16"]) <= 0.01
+
+
 @pytest.mark.model
 def test_any_order_runs_from_the_python_api(default_model_dir: Path, tmp_path: Path) -> None:
     script = EXAMPLES / "any_order.py"

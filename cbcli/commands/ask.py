@@ -14,6 +14,7 @@ import typer
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, NotFoundError, StoreBusy, UsageError
 from cache_store.store import ChunkStore
+from cache_store.usable import OTHER_DTYPE, difference
 from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.changes import ChangeWatch
@@ -171,7 +172,7 @@ def ask(
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
         tracing.check_model(blueprint.config.layers)
-        _require_usable(opened, blueprint, settings, chunks)
+        _require_usable(out, opened, blueprint, settings, chunks)
         result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare, tracing)
         calibrated.saw(settings, result)
         changes = ChangeWatch(opened).lines(chunks)
@@ -229,9 +230,14 @@ def _tokens(blueprint: Blueprint, chunks: Sequence[ChunkInfo], question: str) ->
 
 
 def _require_usable(
-    store: ChunkStore, blueprint: Blueprint, settings: Settings, chunks: Sequence[ChunkInfo]
+    out: Output,
+    store: ChunkStore,
+    blueprint: Blueprint,
+    settings: Settings,
+    chunks: Sequence[ChunkInfo],
 ) -> None:
-    """Refuses a store that another model filled: every chunk would be computed from scratch.
+    """Refuses a store that another model filled: every chunk would be computed from scratch. Warns
+    where it was this model, which stored its KV in another type.
 
     Raises NotFoundError naming that model.
     """
@@ -243,6 +249,7 @@ def _require_usable(
         return
     wanted = {chunk.chunk_id for chunk in chunks}
     others: set[str] = set()
+    types: set[str] = set()
     try:
         entries = list(store.entries())
     except (IntegrityError, StoreBusy):  # the answer's notes say so
@@ -250,10 +257,18 @@ def _require_usable(
     for entry in entries:
         if entry.spec == spec:
             return  # this model was here before; what is missing now is computed
-        if entry.chunk_id in wanted:
+        if entry.chunk_id in wanted and difference(entry.spec, spec) == OTHER_DTYPE:
+            types.add(entry.spec.dtype)
+        elif entry.chunk_id in wanted:
             name = store.catalog.model_name(entry.spec.model) or entry.spec.model[:12]
             others.add(f"{name} ({entry.spec.dtype})")
-    if others:
+    if types:
+        out.warn(
+            f"the KV of these chunks is stored as {', '.join(sorted(types))}, not as {spec.dtype}: "
+            "they are computed",
+            f"use it as it is: --kv-dtype {min(types)}",
+        )
+    elif others:
         raise NotFoundError(
             f"these chunks were ingested with {', '.join(sorted(others))}; the store has no KV of "
             f"{blueprint.name} ({blueprint.kv_dtype}) for them",
