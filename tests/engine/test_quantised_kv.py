@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cache_store.store import ChunkStore
+from engine import BlendOptions, Engine, SamplingOptions
 from engine.codec import KV_DTYPES
 from engine.compare import divergence
 from engine.loaders import LOADER_NAMES
@@ -98,3 +100,21 @@ def test_types_live_side_by_side(plain: World) -> None:
         if dtype == "int8":
             only.ingest()
             assert only.prefill(prompt, mode="reuse").bytes_loaded > 0
+
+
+@pytest.mark.model
+def test_the_default_model_answers_over_int8(default_model_dir: Path, tmp_path: Path) -> None:
+    texts = ["The pilot boat of Greywater leaves at six. " * 8, "Orla keeps the log. " * 8]
+    with ChunkStore.open(tmp_path / "store", limit_bytes=10**9) as store:
+        engine = Engine.load(default_model_dir, dtype="bf16", kv_dtype="int8", store=store)
+        chunks = [engine.chunk(text) for text in texts]
+        assert engine.precompute(chunks) == 2
+        sizes = [entry.nbytes / entry.tokens for entry in store.entries()]
+        assert max(sizes) <= 0.7 * 23_040  # short ones, whose headers count
+        blend = BlendOptions.of(ratio="0.16", min_tokens=0)
+        sampling = SamplingOptions(max_tokens=3)
+        result = engine.ask("When?", chunks, blend=blend, sampling=sampling, compare=True)
+    assert (result.model.dtype, result.model.kv_dtype) == ("bf16", "int8")
+    assert [s.status for s in result.prompt.segments if s.kind == "chunk"] == ["exact", "hit"]
+    assert result.compare is not None
+    assert result.compare.kl_mean < 0.3
