@@ -26,9 +26,12 @@ CONTEXT = (1, 2, 3)
 Layers = list[tuple[bytes, bytes]]
 
 
+_STRESS = float(os.environ.get("CACHEBLEND_STRESS", "1"))  # tests themselves don't see it
+
+
 def scaled(number: int) -> int:
     """How often to do something: the small number, times CACHEBLEND_STRESS for the full figures."""
-    return max(1, round(number * float(os.environ.get("CACHEBLEND_STRESS", "1"))))
+    return max(1, round(number * _STRESS))
 
 
 def make_layers(spec: KVSpec, tokens: int, seed: int = 0) -> Layers:
