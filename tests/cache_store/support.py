@@ -26,7 +26,7 @@ CONTEXT = (1, 2, 3)
 Layers = list[tuple[bytes, bytes]]
 
 
-_STRESS = float(os.environ.get("CACHEBLEND_STRESS", "1"))  # tests themselves don't see it
+_STRESS = float(os.environ.get("CACHEBLEND_STRESS", "1"))
 
 
 def scaled(number: int) -> int:
