@@ -248,6 +248,10 @@ class ReadableStore:
         if error.message not in self.damaged:
             self.damaged.append(error.message)
 
+    def pending_uploads(self) -> int:
+        """How many entries a remote store is still to be given."""
+        return int(self.catalog.ask("SELECT count(*) FROM upload")[0][0])
+
     def take_notes(self) -> list[str]:
         """What the user should be told since the last time, such as of a remote that failed."""
         return []

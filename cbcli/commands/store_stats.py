@@ -39,12 +39,21 @@ def stats(
     with reading(store_dir) as store:
         found = store.stats()
         counters = store.counters.read()
+        pending = store.pending_uploads()
         audited = AuditReport.of(store)
     audited.warn(out)
     if json:
-        out.data({**asdict(found), "counters": counters, "audit": audited.described()})
+        out.data(
+            {
+                **asdict(found),
+                "counters": counters,
+                "pending_uploads": pending,
+                "audit": audited.described(),
+            }
+        )
     else:
-        out.pairs([*_stat_pairs(found), *_counter_pairs(counters)])
+        uploads = [("to upload", count_text(pending, "entries"))] if pending else []
+        out.pairs([*_stat_pairs(found), *_counter_pairs(counters), *uploads])
         audited.show(out)
 
 

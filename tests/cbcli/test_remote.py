@@ -56,8 +56,10 @@ def test_a_remote_that_is_down_is_told_and_pushed_to_later(
     assert asked.exit_code == 0
     failed = world.error("store", "push", *down, code=1)
     assert "sesame" not in str(failed)
+    assert world.json("store", "stats")["pending_uploads"] == 4  # with the prefix
+    assert "to upload" in world("store", "stats").stdout
     there = ("--remote", f"file://{world.root}/shared")
-    assert world.json("store", "push", *there)["uploaded"] == 4  # with the prefix
+    assert world.json("store", "push", *there)["uploaded"] == 4
     assert world.json("store", "push", *there)["uploaded"] == 0
     assert world.json("store", "push", "--all", *there)["left"] == 0
 
