@@ -63,7 +63,11 @@ class Tracing:
             from engine.trace.kept import keep
 
             folder = traces_root()
-            _try(lambda: keep(trace, folder, self.settings.traces), f"in {folder}", say)
+            _try(
+                lambda: keep(trace, folder, self.settings.traces),
+                f"in {folder} (the setting traces = 0 keeps none)",
+                say,
+            )
 
 
 def save_in(trace: Trace, path: Path, say: Say) -> None:

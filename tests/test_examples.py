@@ -134,6 +134,21 @@ def test_stored_types_are_measured_for_any_model(tmp_path: Path) -> None:
     assert abs(kl["int8"] - kl["bf16"]) <= 0.01
 
 
+def test_the_cost_of_a_trace_is_measured_for_any_model(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "measure_trace.py")
+    done = subprocess.run(
+        [sys.executable, script, str(add_model(tmp_path, "tiny")), "--tokens=200", "--pairs=1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(",")[0] for line in lines[::2]] == ["question", "value"]
+    assert all(" 200 tokens, 1 pairs" in line for line in lines[::2])
+    assert all(line.strip().startswith("written in ") for line in lines[1::2])
+
+
 @pytest.mark.model
 def test_any_order_runs_from_the_python_api(default_model_dir: Path, tmp_path: Path) -> None:
     script = EXAMPLES / "any_order.py"
