@@ -53,6 +53,9 @@ def inspect(
     size: Annotated[
         str, typer.Option("--size", help="Columns and lines of an svg.", metavar="COLSxLINES")
     ] = "120x40",
+    at: Annotated[
+        int | None, typer.Option("--at", min=0, help="The position to begin at; see Tokens.")
+    ] = None,
     light: Annotated[bool, typer.Option("--light", help="Dark text on a light ground.")] = False,
     ascii: Annotated[bool, typer.Option("--ascii", help="ASCII alone, whatever is shown.")] = False,
     json: Json = False,
@@ -74,9 +77,10 @@ def inspect(
     if wanted is None:
         from cbcli.inspect.app import InspectApp
 
-        InspectApp(traces, view=view, dark=not light, ascii=ascii).run()
+        InspectApp(traces, view=view, at=at, dark=not light, ascii=ascii).run()
         return
-    data = render(wanted, traces, view, (columns, lines), dark=not light, ascii=ascii)
+    looks = {"dark": not light, "ascii": ascii}
+    data = render(wanted, traces, view, (columns, lines), at=at, **looks)
     if out_file is not None:
         out_file.write_bytes(data)
         out.note(f"wrote {out_file}")
@@ -128,7 +132,9 @@ def _format(format: str | None, json: bool, out_file: Path | None) -> str | None
         suffix = out_file.suffix.lower().lstrip(".")
         wanted = {"txt": "text", "htm": "html", "": "text"}.get(suffix, suffix)
     if wanted is None:
-        return None if sys.stdout.isatty() and sys.stdin.isatty() else "text"
+        # Textual draws on standard error.
+        terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr) if s is not None)
+        return None if terminal else "text"
     if wanted not in FORMATS:
         raise UsageError(f"--format {wanted} is none", f"one of {', '.join(FORMATS)}")
     if wanted == "png" and importlib.util.find_spec("matplotlib") is None:
@@ -142,6 +148,7 @@ def render(
     view: str,
     size: tuple[int, int],
     *,
+    at: int | None = None,
     dark: bool = True,
     ascii: bool = False,
 ) -> bytes:
@@ -152,7 +159,7 @@ def render(
     if wanted == "svg":
         from cbcli.inspect.picture import screen
 
-        return screen(traces, view, size, dark=dark, ascii=ascii).encode()
+        return screen(traces, view, size, at=at, dark=dark, ascii=ascii).encode()
     if wanted == "png":
         from cbcli.inspect.picture import plot
 

@@ -58,7 +58,8 @@ LIGHT = Theme(
 
 
 class InspectApp(App[None]):
-    """Shows runs. traces: at least one, unless questions can be asked."""
+    """Shows runs. traces: at least one; at: the token to begin at, the first recomputed one where
+    it isn't said."""
 
     TITLE = "cacheblend inspect"
     ENABLE_COMMAND_PALETTE = True
@@ -113,6 +114,7 @@ class InspectApp(App[None]):
         traces: Sequence[Trace],
         *,
         view: str = "tokens",
+        at: int | None = None,
         dark: bool = True,
         ascii: bool = False,
         folder: Path | None = None,
@@ -132,6 +134,8 @@ class InspectApp(App[None]):
         if self.runs:
             selected = self.runs[0].trace.selected
             self.token = int(selected[0]) if len(selected) else 0
+            if at is not None:
+                self.token = min(at, self.runs[0].count - 1)
 
     @property
     def look(self) -> Look:
@@ -217,10 +221,10 @@ class InspectApp(App[None]):
 
     def action_help(self) -> None:
         view = self.current_view
-        nodes = [node for node in (self.focused, view) if node is not None]
-        own = [b for node in nodes for _, b in node._bindings if b.id]
+        nodes = [node for node in (view, self.focused) if node is not None]
+        own = [b for node in nodes for b in type(node).BINDINGS if isinstance(b, Binding)]
         title = dict(self.tabs)[self.shown]
-        general = [b for _, b in self._bindings if b.id]
+        general = [b for b in self.BINDINGS if isinstance(b, Binding)]
         text = help_text(title, view.help_text, [("Here", own), ("Everywhere", general)])
         self.push_screen(HelpScreen(text, ascii=self.ascii))
 

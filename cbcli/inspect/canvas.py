@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -38,6 +38,7 @@ class Canvas(ScrollView, can_focus=True):
     """
 
     lines: Sequence[Line] = ()
+    _base: Style | None = None
 
     @property
     def view(self) -> InspectApp:
@@ -56,14 +57,16 @@ class Canvas(ScrollView, can_focus=True):
     def line_at(self, number: int) -> Line:
         return self.lines[number] if 0 <= number < len(self.lines) else EMPTY
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._base = self.rich_style  # worked out once for all lines
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         shown = self.line_at(y + self.scroll_offset.y)
-        return strip_of(shown, self.size.width, self.rich_style, self.view.look)
+        return strip_of(shown, self.size.width, self._base or self.rich_style, self.view.look)
 
     def redraw(self, numbers: Sequence[int] | range) -> None:
         """Draws some lines anew, where they are on the screen."""
-        from textual.geometry import Region
-
         top, height = self.scroll_offset.y, self.size.height
         for number in _bounded(numbers, top, top + height):
             self.refresh(Region(0, number - top, self.size.width, 1))
@@ -73,14 +76,14 @@ class Canvas(ScrollView, can_focus=True):
         is near; where it is far, with a third of the screen before it."""
         top, height = self.scroll_offset.y, max(1, self.size.height)
         if not top - 2 <= number <= top + height + 1:
-            self.scroll_to(y=max(0, number - height // 3), animate=False)
+            self.scroll_to(y=max(0, number - height // 3), animate=False, force=True)
             return
         around = 2
         around = min(around, max(0, (height - 1) // 2))
         if number < top + around:
-            self.scroll_to(y=max(0, number - around), animate=False)
+            self.scroll_to(y=max(0, number - around), animate=False, force=True)
         elif number >= top + height - around:
-            self.scroll_to(y=number - height + around + 1, animate=False)
+            self.scroll_to(y=number - height + around + 1, animate=False, force=True)
 
 
 def _bounded(numbers: Sequence[int] | range, low: int, high: int) -> Iterator[int]:

@@ -89,7 +89,7 @@ def facts(run: Run, token: int, columns: int) -> list[Line]:
                 span(left("rank", LABEL), "dim"),
                 Span(words),
                 Span(
-                    "stays" if chosen else f"below the first {stage.chosen:,}",
+                    "chosen" if chosen else "not chosen",
                     "good" if chosen else "dim",
                 ),
             )

@@ -20,13 +20,19 @@ LOOK = Look(dark=False)
 
 
 def screen(
-    traces: Sequence[Trace], view: str, size: tuple[int, int], *, dark: bool, ascii: bool
+    traces: Sequence[Trace],
+    view: str,
+    size: tuple[int, int],
+    *,
+    at: int | None = None,
+    dark: bool = True,
+    ascii: bool = False,
 ) -> str:
     """The SVG that `s` would save of a terminal of `size` (columns, lines)."""
     from cbcli.inspect.app import InspectApp
 
     async def draw() -> str:
-        app = InspectApp(traces, view=view, dark=dark, ascii=ascii)
+        app = InspectApp(traces, view=view, at=at, dark=dark, ascii=ascii)
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             return app.export_screenshot(title=app.TITLE)

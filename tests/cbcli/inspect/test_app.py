@@ -100,7 +100,7 @@ def test_the_panel_says_what_is_known_of_the_token() -> None:
         await press(pilot, "home", "right", "right", "right", "right")
         panel = str(app.query_one("#panel", Static).content)
         assert "' twice'" in panel
-        assert "3 of 6, stays" in panel
+        assert "3 of 6, chosen" in panel
         assert "all (0-1)" in panel
 
     play(script, by_hand())

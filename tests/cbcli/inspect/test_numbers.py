@@ -108,13 +108,13 @@ def test_what_is_said_of_a_token(run: Run) -> None:
         "state": "cached, recomputed",
         "computed in": "all (0-1)",
         "layer 1": "4",
-        "rank": "3 of 6, stays",
+        "rank": "3 of 6, chosen",
         "dev. K": "7 (mean)",
         "dev. V": "3.5 (mean)",
     }
     assert fact(run, 3) | {"text": ""} == fact(run, 3) | {
         "text": "",
-        "rank": "4 of 6, below the first 3",
+        "rank": "4 of 6, not chosen",
     }
     assert fact(run, 3)["state"] == "cached, as stored"
     assert fact(run, 0)["layer 1"] == "not scored"
