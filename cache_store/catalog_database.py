@@ -31,6 +31,7 @@ CATALOG_NAME = "catalog.db"
 SET_ASIDE = "catalog.damaged.db"
 """What a damaged catalog is called once a new one is in its place."""
 
+_LEAST_BYTES = 512
 Claim = Callable[[int], AbstractContextManager[None]]
 """Within one, so many more bytes may be written to the store."""
 
@@ -68,6 +69,8 @@ class CatalogDatabase:
     def _open(self) -> None:
         path, read_only = self.path, self._read_only
         with guarded(path):
+            if path.exists() and 0 < path.stat().st_size < _LEAST_BYTES:
+                raise damaged(path, "it is cut short")  # to SQLite it would be an empty one
             if read_only:
                 check_files(path)
                 self._db = _connect_read_only(path, self._patience)
@@ -85,10 +88,12 @@ class CatalogDatabase:
         """To the new file, where the catalog was made anew since it was opened."""
         if self._fault is not None:
             raise self._fault
-        if self._file is None or self._db.in_transaction or self._file == inode(self.path):
+        if self._file is None or self._db.in_transaction:
             return
-        self._db.close()
-        self._open()
+        # Where it was set aside, and nobody has begun the new one, this does.
+        if not self.path.exists() or self._file != inode(self.path):
+            self._db.close()
+            self._open()
 
     def _set_up(self, read_only: bool) -> None:
         if not read_only:

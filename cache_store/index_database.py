@@ -170,5 +170,8 @@ class IndexDatabase:
     def prepare(directory: Path) -> None:
         """Makes an index's folders, for their owner alone. Raises OSError."""
         for folder in (directory, directory / PARTIAL):
-            with contextlib.suppress(FileExistsError):
+            try:
                 folder.mkdir(mode=0o700)
+            except FileExistsError:
+                with contextlib.suppress(PermissionError):  # somebody else's, shared on purpose
+                    folder.chmod(0o700)

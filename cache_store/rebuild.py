@@ -15,10 +15,23 @@ from typing import Literal
 from diskcache.core import DBNAME, MODE_BINARY, MODE_RAW
 
 from cache_store.catalog import CATALOG_NAME, SET_ASIDE, Catalog
-from cache_store.database import BUSY_SECONDS, SUFFIXES, connect_read_only, damaged, guarded
+from cache_store.database import (
+    BUSY_SECONDS,
+    SUFFIXES,
+    check_files,
+    connect_read_only,
+    damaged,
+    guarded,
+)
 from cache_store.disk import PARTIAL, REBUILDING
 from cache_store.entry import EntryHeader, read_header
-from cache_store.errors import DamagedDatabase, DamagedEntry, IntegrityError
+from cache_store.errors import (
+    CacheblendError,
+    DamagedDatabase,
+    DamagedEntry,
+    IntegrityError,
+    StoreBusy,
+)
 from cache_store.group import Group
 from cache_store.index_file import look_at, new_cache
 from cache_store.locks import folder_lock
@@ -99,7 +112,12 @@ def mend(root: Path, *, limit: int | None = None, check: Check = "quick_check") 
 
 
 def _faulty(root: Path, check: Check) -> bool:
-    return bool(index_fault(root, check=check) or catalog_fault(root, check=check))
+    try:
+        return bool(index_fault(root, check=check) or catalog_fault(root, check=check))
+    except StoreBusy:
+        raise
+    except CacheblendError:  # as while another mends it: to be looked at alone
+        return True
 
 
 def as_problem(fault: DamagedDatabase, done: str = "") -> Problem:
@@ -138,8 +156,7 @@ def _rebuild_index(root: Path, fault: DamagedDatabase, limit: int | None) -> lis
 def _limit_of(path: Path) -> int | None:
     """The size limit, if so much of the index can still be read."""
     with contextlib.suppress(sqlite3.Error, DamagedDatabase, OSError, TypeError, ValueError):
-        if path.is_symlink():
-            return None
+        check_files(path)  # a link or a pipe isn't opened
         with contextlib.closing(connect_read_only(path)) as connection:
             rows = connection.execute("SELECT value FROM Settings WHERE key = 'size_limit'")
             found = int(rows.fetchone()[0])

@@ -347,7 +347,7 @@ class ChunkStore(ReadableStore):
         none, and puts lists right. What was mended when the store was opened is told of, too.
         on_bytes: told the bytes of entries read so far.
         """
-        mended = list(self.mended)
+        mended, self.mended = list(self.mended), ()
         if repair:
             self.require_writable()
             mended += mend(self.path, check="integrity_check")
