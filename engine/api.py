@@ -21,6 +21,7 @@ from engine.kv_cache import KVCache
 from engine.lookups import account
 from engine.lookups import notes as miss_notes
 from engine.model import DTYPES, Decoder
+from engine.observer import Observer
 from engine.options import BlendOptions, SamplingOptions
 from engine.precompute import ChunkWriter
 from engine.prefill import Prefilled, Prefiller
@@ -159,6 +160,7 @@ class Engine:
         on_text: Callable[[str], None] | None = None,
         trace: Level | None = None,
         trace_layers: Sequence[int] | None = None,
+        observer: Observer | None = None,
     ) -> AskResult:
         """Answers a question over chunks, in the order given. See `generate`."""
         began = time.perf_counter()
@@ -175,6 +177,7 @@ class Engine:
             trace=trace,
             trace_layers=trace_layers,
             question=question,
+            observer=observer,
         )
         timing = replace(
             result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
@@ -194,6 +197,7 @@ class Engine:
         trace: Level | None = None,
         trace_layers: Sequence[int] | None = None,
         question: str | None = None,
+        observer: Observer | None = None,
     ) -> AskResult:
         """Answers a prompt of segments.
 
@@ -202,8 +206,8 @@ class Engine:
         missed are computed again alone and stored, after the answer. on_text gets the answer piece
         by piece. trace: record the run; `full` also measures how far stored KV is from a full
         prefill's at `trace_layers` (None: a few spread over the model), after the answer; question:
-        as the trace is to show it. Raises UsageError for a prompt longer than the model's context
-        and for options the model cannot honour.
+        as the trace is to show it. observer: told how it goes on. Raises UsageError for a prompt
+        longer than the model's context and for options the model cannot honour.
         """
         began = time.perf_counter()
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
@@ -213,9 +217,11 @@ class Engine:
             recorder = Recorder(*about, layers=trace_layers, question=question)
         checked = compare or audit is not None
         room = max(chosen.max_tokens, FORCED_TOKENS) if checked else chosen.max_tokens
-        run = self.prefill(prompt, options, room=room)
+        run = self.prefill(prompt, options, room=room, observer=observer)
+        tell = observer.phase if observer is not None else lambda name: None
         full = same = compared = plain = None
         if compare:
+            tell("compare")
             before = time.perf_counter()
             capture = recorder.full_kv if recorder is not None else None
             full = reference(
@@ -223,9 +229,11 @@ class Engine:
             )
             same = agreement(self.model, run.cache, run.tables, run.logits, full)
             compared = before, time.perf_counter()
+        tell("decode")
         before = time.perf_counter()
         answer = self._decode(run.cache, run.tables, run.logits, chosen, on_text)
         decoded = before, time.perf_counter()
+        tell("check")
         comparison = None
         if full is not None and same is not None:
             plain = self._decode(full.cache, full.tables, full.logits[:1], chosen, None)

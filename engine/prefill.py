@@ -15,6 +15,7 @@ from engine.forward import forward
 from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, make_loader
 from engine.model import Decoder
+from engine.observer import Observer
 from engine.options import BlendOptions
 from engine.prompt import Prompt
 from engine.rope import Tables
@@ -60,7 +61,13 @@ class Prefiller:
         self._rate: float | None = None  # tokens a second that this model computes here
         self._codec = Codec.of(spec, model.dtype)
 
-    def __call__(self, prompt: Prompt, options: BlendOptions, room: int = 0) -> Prefilled:
+    def __call__(
+        self,
+        prompt: Prompt,
+        options: BlendOptions,
+        room: int = 0,
+        observer: Observer | None = None,
+    ) -> Prefilled:
         """Brings a prompt to its first output token; `room`: tokens the answer may take.
 
         An entry found damaged while it is read is dropped from the store and the prompt begun
@@ -79,10 +86,15 @@ class Prefiller:
             self._look_ahead(self.store, prompt)
         known = len(self.store.damaged) if self.store is not None else 0
         while True:
+            watch = Stopwatch()
+            if observer is not None:
+                observer.prefill(prompt, watch, began)
             try:
-                run = self._prefill_once(prompt, options, min(length + room, context))
+                run = self._prefill_once(prompt, options, min(length + room, context), watch)
                 synchronize(self.model.device)
                 ttft = time.perf_counter() - began
+                if observer is not None:
+                    observer.prefilled(ttft)
                 if self.store is not None:
                     passed = dict.fromkeys(self.store.damaged[known:])
                     notes += [f"{line}: left out and computed instead" for line in passed]
@@ -112,8 +124,10 @@ class Prefiller:
         if seconds > 0 and always + chosen > 0:
             self._rate = max(self._rate or 0.0, (always + chosen) / seconds)
 
-    def _prefill_once(self, prompt: Prompt, options: BlendOptions, capacity: int) -> Prefilled:
-        model, watch, ids = self.model, Stopwatch(), prompt.token_ids
+    def _prefill_once(
+        self, prompt: Prompt, options: BlendOptions, capacity: int, watch: Stopwatch
+    ) -> Prefilled:
+        model, ids = self.model, prompt.token_ids
         regime = model.rope.regime(len(ids))
         with watch.load, watch.stall:
             found = find_sources(

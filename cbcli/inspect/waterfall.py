@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cbcli.inspect.lines import Line, Span, bar, left, line, right, span
 from cbcli.inspect.run import Run, ms
 from cbcli.inspect.theme import Look
-from engine.trace.record import LayerSpan
+from engine.trace.record import LayerSpan, Phase
 
 PARTS = ("load", "stall", "rotate", "score", "recompute")
 WORDS = {
@@ -141,7 +142,11 @@ def way_lines(run: Run, look: Look, columns: int) -> list[Line]:
 
 def part_legend(run: Run, look: Look, columns: int) -> Line:
     """Signs, colours and sums of the parts."""
-    sums = totals(run)
+    return legend_line(totals(run), look, columns)
+
+
+def legend_line(sums: Mapping[str, float], look: Look, columns: int) -> Line:
+    """Signs, colours and seconds of the parts."""
     sign = 2 if wide_enough(columns) else 1
     parts: list[Span] = []
     for part in PARTS:
@@ -162,35 +167,52 @@ def waterfall_lines(run: Run, look: Look, columns: int, cursor: int | None = Non
     spans = run.trace.spans
     if not spans:
         return [line(span("no layer was timed by itself in this run", "dim"))]
-    numbers = wide_enough(columns)
-    room = columns - 6 - (len(PARTS) * NUMBERS if numbers else NUMBERS)
-    start, end = extent(run)
-    signs = look.part_signs
-    head = [Span("layer ", "dim"), Span(_scale(start, end, room, look), "dim")]
-    names = [WORDS[part] for part in PARTS] if numbers else ["ms"]
-    head += [Span(right(name, NUMBERS), "dim") for name in names]
-    shown: list[Line] = [tuple(head)]
+    shown, time = [scale_line(extent(run), look, columns)], extent(run)
     for number, layer in enumerate(spans):
-        found = pieces(layer)
-        mine = number == cursor
-        parts = [Span(right(str(number), 4) + (" >" if mine else "  "), "key" if mine else "dim")]
-        text, last = "", ""
-        for part in drawn(found, start, end, room):
-            if part != last and text:
-                parts.append(Span(text, last))
-                text = ""
-            last, text = part, text + (signs[part] if part else " ")
-        parts.append(Span(text, last))
-        sums = {piece.part: piece.end - piece.start for piece in found}
-        if numbers:
-            for part in PARTS:
-                value = f"{sums[part] * 1000:.1f}" if part in sums else ""
-                parts.append(Span(right(value, NUMBERS), part if mine else "dim"))
-        else:
-            total = sum(seconds for part, seconds in sums.items() if part != "load")
-            parts.append(Span(right(f"{total * 1000:.1f}", NUMBERS), "dim"))
-        shown.append(tuple(parts))
+        shown.append(layer_line(number, layer, time, look, columns, cursor=number == cursor))
     return shown
+
+
+def _room(columns: int) -> int:
+    """Cells that the time has in a line of the waterfall."""
+    return columns - 6 - (len(PARTS) * NUMBERS if wide_enough(columns) else NUMBERS)
+
+
+def scale_line(time: tuple[float, float], look: Look, columns: int) -> Line:
+    """The head of the waterfall: the times along it, [start, end) in seconds."""
+    head = [Span("layer ", "dim"), Span(_scale(*time, _room(columns), look), "dim")]
+    names = [WORDS[part] for part in PARTS] if wide_enough(columns) else ["ms"]
+    return (*head, *(Span(right(name, NUMBERS), "dim") for name in names))
+
+
+def layer_line(
+    number: int,
+    layer: LayerSpan,
+    time: tuple[float, float],
+    look: Look,
+    columns: int,
+    *,
+    cursor: bool = False,
+) -> Line:
+    """A layer's parts along the time, [start, end) in seconds."""
+    found, signs = pieces(layer), look.part_signs
+    parts = [Span(right(str(number), 4) + (" >" if cursor else "  "), "key" if cursor else "dim")]
+    text, last = "", ""
+    for part in drawn(found, *time, _room(columns)):
+        if part != last and text:
+            parts.append(Span(text, last))
+            text = ""
+        last, text = part, text + (signs[part] if part else " ")
+    parts.append(Span(text, last))
+    sums = {piece.part: piece.end - piece.start for piece in found}
+    if wide_enough(columns):
+        for part in PARTS:
+            value = f"{sums[part] * 1000:.1f}" if part in sums else ""
+            parts.append(Span(right(value, NUMBERS), part if cursor else "dim"))
+    else:
+        total = sum(seconds for part, seconds in sums.items() if part != "load")
+        parts.append(Span(right(f"{total * 1000:.1f}", NUMBERS), "dim"))
+    return tuple(parts)
 
 
 def _scale(start: float, end: float, columns: int, look: Look) -> str:
@@ -209,7 +231,11 @@ def _scale(start: float, end: float, columns: int, look: Look) -> str:
 
 def phase_lines(run: Run, look: Look, columns: int) -> list[Line]:
     """The phases of the run, each with its bar along the whole of it."""
-    phases = run.trace.phases
+    return lines_of_phases(run.trace.phases, look, columns)
+
+
+def lines_of_phases(phases: Sequence[Phase], look: Look, columns: int) -> list[Line]:
+    """Phases, each with its bar along the whole of them."""
     if not phases:
         return []
     start = min(phase.start_s for phase in phases)

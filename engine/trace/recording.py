@@ -15,19 +15,18 @@ import numpy.typing as npt
 from cache_store.keys import chunk_id
 from engine import bound
 from engine.prefill import Prefilled
-from engine.timing import Stopwatch
 from engine.trace.record import (
     AnswerToken,
     Deviations,
     Floats,
     Ints,
-    LayerSpan,
     Level,
     Phase,
     Stage,
     TokenTable,
     Trace,
 )
+from engine.trace.spans import spans_of
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +88,7 @@ def make_trace(
         layers=config.layers,
         tokens=_table(tokenizer, prompt, computed_layers(run, stages, config.layers, everything)),
         stages=stages,
-        spans=_spans(run.watch, run.began, config.layers),
+        spans=spans_of(run.watch, run.began, config.layers),
         phases=_phases(run, happened),
         answer=_answer(tokenizer, happened.answer, happened),
         reference=_answer(tokenizer, happened.plain, happened),
@@ -162,30 +161,6 @@ def _pieces(tokenizer: Tokenizer, segment: Segment) -> list[bytes]:
 
 def _names(name: str, pieces: Sequence[bytes]) -> bool:
     return chunk_id(b"".join(pieces).decode("utf-8", "replace")) == name
-
-
-def _spans(watch: Stopwatch, began: float, layers: int) -> tuple[LayerSpan, ...]:
-    spans = []
-    for layer in range(layers):
-        start = watch.starts[layer]
-        through = watch.starts.get(layer + 1, watch.logits)
-        load_start, load_s = watch.loads.get(layer, (start, 0.0))
-        read = watch.reads.get(layer)
-        # A full prefill is timed as a whole, and does nothing else.
-        whole = 0.0 if watch.recompute.laps else through - start
-        spans.append(
-            LayerSpan(
-                start_s=start - began,
-                load_start_s=load_start - began,
-                load_s=load_s,
-                stall_s=watch.stalls.get(layer, 0.0),
-                rotate_s=watch.rotate.laps.get(layer, 0.0),
-                score_s=watch.score.laps.get(layer, 0.0),
-                recompute_s=watch.recompute.laps.get(layer, whole),
-                read_start_s=None if read is None else read - began,
-            )
-        )
-    return tuple(spans)
 
 
 def _phases(run: Prefilled, happened: Happened) -> tuple[Phase, ...]:
