@@ -86,6 +86,10 @@ TraceLayers = Annotated[
     str | None,
     typer.Option("--trace-layers", help="Layers that a full trace measures, such as 1,8,16."),
 ]
+Live = Annotated[
+    bool | None,
+    typer.Option("--live/--no-live", help="Show on stderr what is done while it is done."),
+]
 Save = Annotated[
     bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
 ]

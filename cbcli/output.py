@@ -25,11 +25,14 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cbcli.errors import Failure
 from cbcli.progress import Progress
 from cbcli.text import VisibleStream, one_line, shorten, visible, width
+
+if TYPE_CHECKING:
+    from cbcli.live.view import Scene, View
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "33"}
 
@@ -57,8 +60,10 @@ class Output:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._dumb = env.get("TERM") == "dumb"
+        self._bright = env.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
         self._plain = self._dumb or bool(env.get("NO_COLOR"))
         self._progress: Progress | None = None
+        self._live: tuple[Scene, View] | None = None
         self._pieces: VisibleStream | None = None
         self._at_line_start = True
 
@@ -166,10 +171,30 @@ class Output:
             unit=unit,
             total=total,
             stream=self._stderr,
-            bar=_is_terminal(self._stderr) and not self._dumb,
+            bar=self._can_draw(),
             silent=self._silent(),
+            tell=self._live[0].told if self._live is not None else None,
         )
         return self._progress
+
+    def live(self, scene: Scene) -> View:
+        """Shows a scene while it goes on, as a context manager: on a terminal in a region of its
+        own, elsewhere as lines; see `cbcli.live`. Progress meanwhile is told to the scene."""
+        from cbcli.live.view import PlainView, View
+
+        view = View() if self._silent() else PlainView(scene, self.note)
+        if self._can_draw() and not self._silent():
+            from cbcli.inspect.theme import Look
+            from cbcli.live.region import Region
+
+            ascii = not (self._stderr.encoding or "utf-8").lower().startswith("utf")
+            look = Look(dark=not self._bright, color=not self._plain, ascii=ascii)
+            view = Region(scene, self._stderr, look)
+        self._live = scene, view
+        return view
+
+    def _can_draw(self) -> bool:
+        return _is_terminal(self._stderr) and not self._dumb
 
     def _silent(self) -> bool:
         # In a pipeline that reads JSON nobody reads notes; at a terminal somebody may.
@@ -181,6 +206,8 @@ class Output:
 
     def _say(self, text: str) -> None:
         if self._progress is not None and self._progress.above(text):
+            return
+        if self._live is not None and self._live[1].above(text):
             return
         self._stderr.write(text + "\n")
         self._stderr.flush()

@@ -27,6 +27,7 @@ class Progress:
 
     `update` takes the amount done so far, not a step. Rates count from the first update on, so
     what an earlier run had done already doesn't flatter them. `clock` returns seconds.
+    `tell`: given label and facts to show elsewhere, instead of here.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Progress:
         bar: bool,
         silent: bool,
         clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str, str], None] | None = None,
     ) -> None:
         self._label = label
         self._unit = unit
@@ -48,7 +50,8 @@ class Progress:
         self._clock = clock
         self._first: tuple[float, int] | None = None
         self._last_line = clock()
-        self._wants_bar = bar and not silent
+        self._tell = tell
+        self._wants_bar = bar and not silent and tell is None
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
@@ -82,6 +85,8 @@ class Progress:
                 description=self._label,
                 facts=self.facts(done, now),
             )
+        elif self._tell is not None:
+            self._tell(self._label, self.facts(done, now))
         elif not self._silent and now - self._last_line >= PLAIN_INTERVAL:
             self._last_line = now
             self._stream.write(f"{self._label}: {self.facts(done, now)}\n")

@@ -195,6 +195,11 @@ class Settings:
         "Layers that a full trace measures; unset: a few spread over the model",
         example='"1,8,16"',
     )
+    live: bool = _setting(
+        False,
+        values.flag,
+        "Show on stderr how ask and ingest go on, by layer and by chunk",
+    )
     seed: int = _setting(0, values.whole(0, 2**63 - 1), "Seed of sampling and of shuffling")
     max_tokens: int = _setting(256, values.whole(1), "Most tokens of an answer")
     temperature: float = _setting(0, values.number(0, 100), "0 decodes greedily, more samples")

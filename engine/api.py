@@ -233,7 +233,7 @@ class Engine:
         before = time.perf_counter()
         answer = self._decode(run.cache, run.tables, run.logits, chosen, on_text)
         decoded = before, time.perf_counter()
-        tell("check")
+        tell("finish")
         comparison = None
         if full is not None and same is not None:
             plain = self._decode(full.cache, full.tables, full.logits[:1], chosen, None)

@@ -19,6 +19,7 @@ from engine.tokenizer import Tokenizer
 
 PATIENCE = 30.0  # seconds to wait for another ingest that stores nothing
 POLL_SECONDS = 0.05
+LATEST = 50  # chunks that a report keeps
 CUTTING_VERSION = 1  # raise it when the same text would be cut elsewhere
 
 
@@ -80,11 +81,16 @@ class IngestPlan:
 
 @dataclass
 class IngestReport:
-    """What has been done so far; complete when `run_ingest` returns."""
+    """What has been done so far; complete when `run_ingest` returns. Any thread may look.
+
+    computed_bytes: of the computed chunks' entries; latest: ids of the last of them, in order.
+    """
 
     documents: int = 0
     computed_chunks: int = 0
     computed_tokens: int = 0
+    computed_bytes: int = 0
+    latest: tuple[str, ...] = ()
     dropped_chunks: int = 0
     dropped_bytes: int = 0
 
@@ -152,8 +158,7 @@ class Cutter:
         on_bytes: Callable[[int], None],
     ) -> IngestPlan:
         documents = tuple(documents)
-        spec, context = self.model.spec, len(self.model.chunk_context)
-        prefix = self.model.template.prefix
+        spec, prefix = self.model.spec, self.model.template.prefix
         texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
         places: dict[str, tuple[str, str]] = {}
         held: set[str] = set()
@@ -167,9 +172,7 @@ class Cutter:
 
         def needed() -> int:
             """Bytes of what is still lacking, and the prefix."""
-            sizes = [
-                self.store.predicted_bytes(spec, texts[name].tokens, context) for name in places
-            ]
+            sizes = [self.predicted_bytes(texts[name].tokens) for name in places]
             return sum(sizes) + self.store.predicted_bytes(spec, len(prefix)) if sizes else 0
 
         nbytes = needed()
@@ -211,6 +214,10 @@ class Cutter:
             return None
         self.store.protect(match.key)  # and then see that nobody removed it before
         return match.key if self.store.has_entry(match.key) else None
+
+    def predicted_bytes(self, tokens: int) -> int:
+        """Bytes on disk of a chunk's entry."""
+        return self.store.predicted_bytes(self.model.spec, tokens, len(self.model.chunk_context))
 
     def key(self, token_ids: Sequence[int]) -> str:
         """Key that a chunk's entry has, or will have."""
@@ -334,6 +341,8 @@ class _Ledger:
         """A chunk was computed and stored."""
         self._report.computed_chunks += 1
         self._report.computed_tokens += len(chunk.token_ids)
+        self._report.computed_bytes += self._cutter.predicted_bytes(len(chunk.token_ids))
+        self._report.latest = (*self._report.latest, chunk.chunk_id or "")[-LATEST:]
         self._settle(chunk.chunk_id or "", key)
         self._on_tokens(self._report.computed_tokens)
 

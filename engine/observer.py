@@ -26,4 +26,4 @@ class Observer(Protocol):
         """The first token's logits are there, after so many seconds."""
 
     def phase(self, name: str) -> None:
-        """What comes then: "compare", "decode", and "check" for what is done after the answer."""
+        """What comes then: "compare", "decode", and "finish" for what is done after the answer."""

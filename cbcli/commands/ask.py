@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,8 +38,8 @@ from cbcli.settings import Settings, load_settings
 from cbcli.traces import Tracing
 
 if TYPE_CHECKING:
+    from cbcli.live.ask import AskScene
     from engine.blueprint import Blueprint
-    from engine.options import BlendOptions
     from engine.results import AskResult
 
 app = typer.Typer(**app_options())
@@ -83,6 +84,7 @@ def ask(
     ] = None,
     trace_level: flags.TraceLevel = None,
     trace_layers: flags.TraceLayers = None,
+    live: flags.Live = None,
     save: flags.Save = None,
     context: flags.Context = None,
     strict_context: flags.StrictContext = None,
@@ -131,6 +133,7 @@ def ask(
             "audit": audit,
             "trace_level": trace_level,
             "trace_layers": trace_layers,
+            "live": live,
             "save": save,
             "context": context,
             "strict_context": strict_context,
@@ -157,13 +160,17 @@ def ask(
         raise UsageError("--indices and --policy exclude each other", "give one of them")
     tracing = Tracing(settings, trace)
     text = _question(question)
-    with open_existing_store(settings) as opened:
+    with open_existing_store(settings) as opened, _scene(out, settings) as scene:
+        tell = scene.phase if scene is not None else lambda name: None
         began = time.perf_counter()
+        tell("retrieve")
         chunks = Chooser(opened).choose(settings, text, chunk or [])
         warn_of_faults(opened, out)
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
+        tell("open")
         blueprint = open_blueprint(settings, out)
+        tell("hash")
         remember(settings, blueprint)  # hashes weights that are new
         open_s = time.perf_counter() - began
         calibrated = Calibrated.open(blueprint, out, opened)
@@ -173,7 +180,24 @@ def ask(
         blend.check_model(blueprint.config.layers)
         tracing.check_model(blueprint.config.layers)
         _require_usable(out, opened, blueprint, settings, chunks)
-        result = _answer(out, settings, opened, blueprint, text, chunks, blend, compare, tracing)
+        if scene is not None:
+            scene.about(blueprint.config.layers, blend)
+        tell("load")
+        engine = load_engine(settings, blueprint, opened)
+        tell("tokenize")
+        result = engine.ask(
+            text,
+            [engine.chunk(piece.text, piece.source) for piece in chunks],
+            blend=blend,
+            sampling=sampling_options(settings),
+            compare=compare,
+            audit=audit_of(settings, opened),
+            save=settings.save,
+            on_text=None if out.json else out.piece,
+            trace=tracing.level,
+            trace_layers=settings.trace_layers,
+            observer=scene,
+        )
         calibrated.saw(settings, result)
         changes = ChangeWatch(opened).lines(chunks)
     say_notes(opened, out)
@@ -276,30 +300,17 @@ def _require_usable(
         )
 
 
-def _answer(
-    out: Output,
-    settings: Settings,
-    store: ChunkStore,
-    blueprint: Blueprint,
-    question: str,
-    chunks: Sequence[ChunkInfo],
-    blend: BlendOptions,
-    compare: bool,
-    tracing: Tracing,
-) -> AskResult:
-    engine = load_engine(settings, blueprint, store)
-    return engine.ask(
-        question,
-        [engine.chunk(chunk.text, chunk.source) for chunk in chunks],
-        blend=blend,
-        sampling=sampling_options(settings),
-        compare=compare,
-        audit=audit_of(settings, store),
-        save=settings.save,
-        on_text=None if out.json else out.piece,
-        trace=tracing.level,
-        trace_layers=settings.trace_layers,
-    )
+@contextmanager
+def _scene(out: Output, settings: Settings) -> Iterator[AskScene | None]:
+    """What shows the run while it goes on, where that is wanted."""
+    if not settings.live:
+        yield None
+        return
+    from cbcli.live.ask import AskScene
+
+    scene = AskScene(streams=not out.json)
+    with out.live(scene) as scene.view:
+        yield scene
 
 
 def _report(out: Output, result: AskResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
+    from cbcli.live.ingest import IngestScene
     from engine.blueprint import Blueprint
     from engine.documents import Document, Found, Skipped, Unreadable
     from engine.ingest import ChunkComputer, IngestPlan, IngestReport
@@ -71,6 +73,7 @@ def ingest(
         str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
     ] = None,
     offline: flags.Offline = None,
+    live: flags.Live = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -101,6 +104,7 @@ def ingest(
             "threads": threads,
             "limit": limit,
             "offline": offline,
+            "live": live,
         }
     )
     from engine.documents import find_files
@@ -137,7 +141,7 @@ def _ingest(
 
     began = time.monotonic()
     report = IngestReport()
-    with open_store(settings, on_damage="mend") as store:
+    with open_store(settings, on_damage="mend") as store, _scene(out, settings) as scene:
         for problem in store.mended:
             out.warn(f"{problem.where}: {problem.what}")
         if store.read_only:
@@ -148,10 +152,14 @@ def _ingest(
             plan = cutter.plan(_read(out, found), progress.update)
         store.catalog.name_model(blueprint.spec.model, blueprint.name)
         remember(settings, blueprint)
+        if scene is not None:
+            scene.work(plan, report, cutter.predicted_bytes)
         try:
             with out.progress("computing", unit="tokens", total=plan.tokens) as progress:
 
                 def make_writer() -> ChunkComputer:
+                    if scene is not None:
+                        scene.computing()
                     if len(places) > 1:
                         from engine.ingest_workers import DeviceWriters
 
@@ -168,6 +176,8 @@ def _ingest(
                     progress.update(0, label="loading the model")
                     writer = load_engine(settings, blueprint, store).writer()
                     progress.update(0, label="computing")
+                    if scene is not None:
+                        scene.computing()
                     return writer
 
                 run_ingest(plan, cutter, make_writer, report, progress.update)
@@ -183,6 +193,20 @@ def _ingest(
     _report(out, blueprint, plan, report, store.damaged, seconds)
     if plan.unreadable:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _scene(out: Output, settings: Settings) -> Iterator[IngestScene | None]:
+    """What shows the work while it is done, where that is wanted."""
+    if not settings.live:
+        yield None
+        return
+    from cbcli.live.ingest import IngestScene
+
+    scene = IngestScene(shown_source)
+    with out.live(scene) as view:
+        yield scene
+        view.close(keep=False)  # what was done is reported
 
 
 def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | Skipped]:

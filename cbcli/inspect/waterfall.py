@@ -211,7 +211,8 @@ def layer_line(
             parts.append(Span(right(value, NUMBERS), part if cursor else "dim"))
     else:
         total = sum(seconds for part, seconds in sums.items() if part != "load")
-        parts.append(Span(right(f"{total * 1000:.1f}", NUMBERS), "dim"))
+        value = f"{total * 1000:.1f}" if found else ""
+        parts.append(Span(right(value, NUMBERS), "dim"))
     return tuple(parts)
 
 

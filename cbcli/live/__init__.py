@@ -1,0 +1,1 @@
+"""What `--live` shows on stderr while a command runs."""
