@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.errors import NotFoundError, UsageError
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.traces import traces_root
 
 if TYPE_CHECKING:
+    from cbcli.inspect.runner import Runner, Wish
     from engine.trace.record import Trace
 
 app = typer.Typer(**app_options())
@@ -28,6 +30,7 @@ VIEWS = ("tokens", "layers", "time", "compare")
     epilog=examples(
         "cacheblend inspect",
         "cacheblend inspect run.cbtrace",
+        "cacheblend inspect 'Who signs off?' --chunk 3f9a1c --chunk 77b0e2",
         "cacheblend inspect --last 2 --view compare",
         "cacheblend inspect run.cbtrace --format html --out run.html",
         "cacheblend inspect --format svg --view time --size 120x40 > time.svg",
@@ -35,7 +38,12 @@ VIEWS = ("tokens", "layers", "time", "compare")
 )
 def inspect(
     trace: Annotated[
-        list[Path] | None, typer.Argument(help="Files of `ask --trace`; none: the last run.")
+        list[str] | None,
+        typer.Argument(help="Files of `ask --trace`; none: the last run. Or a question to ask."),
+    ] = None,
+    chunk: Annotated[
+        list[str] | None,
+        typer.Option("--chunk", "-c", help="Of a question: a chunk's id; repeat, in order."),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=1, help="The last so many runs instead.")
@@ -58,6 +66,8 @@ def inspect(
     ] = None,
     light: Annotated[bool, typer.Option("--light", help="Dark text on a light ground.")] = False,
     ascii: Annotated[bool, typer.Option("--ascii", help="ASCII alone, whatever is shown.")] = False,
+    model: flags.Model = None,
+    store: flags.Store = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -73,12 +83,16 @@ def inspect(
     if view not in VIEWS:
         raise UsageError(f"--view {view} is none", f"one of {', '.join(VIEWS)}")
     columns, lines = parse_size(size)
-    traces = load_traces(trace or [], last)
+    wish = asked(trace or [], chunk or [], last)
+    options: dict[str, object] = {"model": model, "store": store}
+    traces = [] if wish else load_traces([Path(name) for name in trace or []], last)
     if wanted is None:
-        from cbcli.inspect.app import InspectApp
-
-        InspectApp(traces, view=view, at=at, dark=not light, ascii=ascii).run()
+        _view(traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
         return
+    if wish is not None:
+        from cbcli.inspect.engine_runner import EngineRunner
+
+        traces = [EngineRunner(options).run(wish, lambda said: out.note(said, level=1))]
     looks = {"dark": not light, "ascii": ascii}
     data = render(wanted, traces, view, (columns, lines), at=at, **looks)
     if out_file is not None:
@@ -88,6 +102,49 @@ def inspect(
     if wanted == "png" and sys.stdout.isatty():
         raise UsageError("a png is nothing for a terminal", "name a file: --out run.png")
     _write(data)
+
+
+def asked(names: Sequence[str], chunks: Sequence[str], last: int | None) -> Wish | None:
+    """The question, where there is one and no file: with --chunk, or of several words. Raises
+    UsageError."""
+    several = len(names) == 1 and len(names[0].split()) > 1 and not Path(names[0]).exists()
+    if not chunks and not several:
+        return None
+    if len(names) != 1 or last is not None:
+        raise UsageError("--chunk is for one question", "put the question between quotes")
+    from cbcli.inspect.runner import Wish
+
+    return Wish(names[0], tuple(chunks))
+
+
+def _view(
+    traces: Sequence[Trace],
+    wish: Wish | None,
+    options: dict[str, object],
+    *,
+    view: str,
+    at: int | None,
+    dark: bool,
+    ascii: bool,
+) -> None:
+    """Shows the application until it is left."""
+    from cbcli.inspect.app import InspectApp
+    from cbcli.inspect.session import Session
+
+    def runner() -> Runner:
+        from cbcli.inspect.engine_runner import EngineRunner
+
+        return EngineRunner(options)
+
+    InspectApp(
+        traces,
+        view=view,
+        at=at,
+        dark=dark,
+        ascii=ascii,
+        session=Session(runner),
+        wish=wish,
+    ).run()
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from time import monotonic
 from typing import ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
@@ -14,18 +17,33 @@ from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import ContentSwitcher, Footer
 
+from cache_store.errors import CacheblendError
+from cbcli.errors import describe
+from cbcli.inspect.chunks import ChunksView
 from cbcli.inspect.compare import CompareView
 from cbcli.inspect.export import ExportScreen, free_name, write_new
 from cbcli.inspect.help import HelpScreen, help_text
+from cbcli.inspect.knobs import KnobsView
 from cbcli.inspect.layers import LayersView
 from cbcli.inspect.run import Run
+from cbcli.inspect.runner import Cancelled, StoredChunk, Wish
+from cbcli.inspect.session import Session
 from cbcli.inspect.tabs import Headline, TabBar
 from cbcli.inspect.theme import Look
 from cbcli.inspect.time import TimeView
 from cbcli.inspect.tokens import TokensView
 from cbcli.inspect.view import View
+from cbcli.inspect.wishes import wish_of
 from engine.trace.record import Trace
 
+TABS = (
+    ("tokens", "Tokens"),
+    ("layers", "Layers"),
+    ("time", "Time"),
+    ("compare", "Compare"),
+    ("knobs", "Knobs"),
+    ("chunks", "Chunks"),
+)
 NARROW = 110  # columns; below them what stands beside goes below
 DARK = Theme(
     name="cacheblend-dark",
@@ -79,6 +97,8 @@ class InspectApp(App[None]):
         Binding("2", "show_view('layers')", "Layers", show=False, id="app.layers"),
         Binding("3", "show_view('time')", "Time", show=False, id="app.time"),
         Binding("4", "show_view('compare')", "Compare", show=False, id="app.compare"),
+        Binding("5", "show_view('knobs')", "Knobs", show=False, id="app.knobs"),
+        Binding("6", "show_view('chunks')", "Chunks", show=False, id="app.chunks"),
         Binding("r", "run(1)", "Next run", show=False, id="app.next_run"),
         Binding("R", "run(-1)", "Run before", show=False, id="app.previous_run"),
         Binding("t", "light", "Light or dark", show=False, id="app.theme"),
@@ -96,18 +116,15 @@ class InspectApp(App[None]):
     .-narrow #map { height: 3fr; min-height: 8; }
     .-narrow #layer-table { width: 100%; height: 2fr; }
     .-short #layer-table { display: none; }
+    .-narrow #history { width: 100%; height: 6; }
+    .-narrow #chunk-text { width: 100%; height: 7; }
     .-ascii Canvas { scrollbar-size: 0 0; }
     .-ascii #panel { border-left: none; scrollbar-size: 0 0; }
     """
 
     current = reactive(0)
     shown = reactive("tokens")
-    tabs: tuple[tuple[str, str], ...] = (
-        ("tokens", "Tokens"),
-        ("layers", "Layers"),
-        ("time", "Time"),
-        ("compare", "Compare"),
-    )
+    wish: reactive[Wish] = reactive(Wish(""))
 
     def __init__(
         self,
@@ -118,6 +135,8 @@ class InspectApp(App[None]):
         dark: bool = True,
         ascii: bool = False,
         folder: Path | None = None,
+        session: Session | None = None,
+        wish: Wish | None = None,
     ) -> None:
         # Without colours none at all, not greys in their place.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
@@ -127,10 +146,17 @@ class InspectApp(App[None]):
         self.folder = folder or Path.cwd()
         self.token = 0
         self._presented: dict[str, Run] = {}
+        self.session, self._asked = session, wish
+        self.running = self._looked = False
+        self.stored: Sequence[StoredChunk] = ()
+        self.stored_said = "looking into the store"
+        self.tabs = TABS if session is not None else TABS[:4]
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = DARK.name if dark else LIGHT.name
-        self.set_reactive(InspectApp.shown, view)
+        self.set_reactive(InspectApp.shown, view if self.runs else "knobs")
+        if wish is not None or self.runs:
+            self.set_reactive(InspectApp.wish, wish or wish_of(self.runs[0]))
         if self.runs:
             selected = self.runs[0].trace.selected
             self.token = int(selected[0]) if len(selected) else 0
@@ -157,6 +183,9 @@ class InspectApp(App[None]):
         yield LayersView(id="view-layers")
         yield TimeView(id="view-time")
         yield CompareView()
+        if self.session is not None:
+            yield KnobsView(id="view-knobs")
+            yield ChunksView(id="view-chunks")
 
     @property
     def current_view(self) -> View:
@@ -165,6 +194,8 @@ class InspectApp(App[None]):
     def on_mount(self) -> None:
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         self.call_after_refresh(self._present)
+        if self._asked is not None:
+            self.call_after_refresh(self.action_start_run)
 
     def _present(self) -> None:
         """Gives the view that is looked at the run, and the focus."""
@@ -175,6 +206,10 @@ class InspectApp(App[None]):
                 self._presented[self.shown] = self.shown_run
             elif isinstance(view, TokensView):
                 view.page.go(self.token)
+        elif self.shown in ("knobs", "chunks"):
+            view.repaint()
+        if self.shown in ("knobs", "chunks"):
+            self._look_into_store()
         view.take_focus()
 
     def _recolour(self) -> None:
@@ -200,7 +235,8 @@ class InspectApp(App[None]):
     # Actions
 
     def show_view(self, name: str) -> None:
-        self.shown = name
+        if name in dict(self.tabs) and (self.runs or name in ("knobs", "chunks")):
+            self.shown = name
 
     def action_show_view(self, name: str) -> None:
         self.show_view(name)
@@ -218,6 +254,84 @@ class InspectApp(App[None]):
 
     def action_light(self) -> None:
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    # Running
+
+    def watch_wish(self) -> None:
+        if self.is_running and self.session is not None:
+            for kind in (KnobsView, ChunksView):
+                for view in self.query(kind):
+                    view.repaint()
+
+    def chunk_names(self) -> dict[str, str]:
+        """What is known of chunks' names, by id."""
+        runs = {s.chunk_id: s.name for run in self.runs for s in run.chunks if s.chunk_id}
+        stored = {c.chunk_id: f"{Path(c.source).name} {c.ordinal + 1}" for c in self.stored}
+        return runs | stored
+
+    def _look_into_store(self) -> None:
+        if self.session is not None and not self._looked:
+            self._looked = True
+            self.run_worker(self._fetch_stored(self.session), group="store")
+
+    async def _fetch_stored(self, session: Session) -> None:
+        try:
+            self.stored = await asyncio.wrap_future(session.chunks())
+            self.stored_said = (
+                "no chunk has this text" if self.stored else "the store has no chunks"
+            )
+        except (CacheblendError, OSError) as error:
+            self.stored_said = describe(error).message
+        self.watch_wish()
+
+    def action_start_run(self) -> None:
+        """Runs what Knobs says, in the runner's thread."""
+        if self.session is None or self.running:
+            return
+        if not self.wish.question:
+            self.notify("write a question first: Enter", severity="warning")
+            return
+        self.running = True
+        self.shown = "knobs"
+        self.run_worker(self._await_run(self.session, self.session.run(self.wish)), group="run")
+
+    async def _await_run(self, session: Session, future: Future[Trace]) -> None:
+        """Says what goes on until the run has ended, then shows it."""
+        began = monotonic()
+        view = self.query_one(KnobsView)
+        try:
+            while not future.done():
+                if not self.running:
+                    return  # cancelled: its end is nobody's concern
+                view.tell(f"{monotonic() - began:.0f} s: {session.said}   (x cancels)", "key")
+                await asyncio.sleep(0.1)
+            trace = future.result()
+        except Cancelled:
+            return
+        except Exception as error:  # whatever a run fails with, the view goes on
+            failure = describe(error)
+            self.running = False
+            view.tell(f"failed: {failure.message}", "bad")
+            self.notify(failure.hint or failure.message, severity="error", markup=False)
+            return
+        self.running = False
+        run = Run(trace)
+        self.runs.append(run)
+        view.tell(f"run {len(self.runs)} done after {monotonic() - began:.1f} s", "good")
+        if self.current == len(self.runs) - 1:
+            self.watch_current()
+        self.current = len(self.runs) - 1
+
+    def action_cancel_run(self) -> None:
+        if self.session is None or not self.running:
+            return
+        self.session.cancel()
+        self.running = False
+        self.query_one(KnobsView).tell("cancelled")
+
+    def on_unmount(self) -> None:
+        if self.session is not None:
+            self.session.close()
 
     def action_help(self) -> None:
         view = self.current_view

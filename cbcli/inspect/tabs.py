@@ -66,7 +66,7 @@ class Headline(Widget):
 
 
 def no_run() -> Line:
-    return line(span(" no run yet: ask a question in Knobs", "dim"))
+    return line(span(" no run yet: Enter writes a question, g asks it", "dim"))
 
 
 def headline(run: Run, number: int, count: int) -> Line:

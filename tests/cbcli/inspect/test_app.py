@@ -33,7 +33,8 @@ def play(
     """Runs the app with these traces, and the script against it."""
 
     async def act() -> None:
-        app = InspectApp(traces or [example()], **options)  # type: ignore[arg-type]
+        shown = options.pop("traces", traces or [example()])
+        app = InspectApp(shown, **options)  # type: ignore[arg-type]
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await script(pilot, app)
