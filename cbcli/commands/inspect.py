@@ -87,7 +87,7 @@ def inspect(
     options: dict[str, object] = {"model": model, "store": store}
     traces = [] if wish else load_traces([Path(name) for name in trace or []], last)
     if wanted is None:
-        _view(traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
+        _view(out, traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
         return
     if wish is not None:
         from cbcli.inspect.engine_runner import EngineRunner
@@ -118,6 +118,7 @@ def asked(names: Sequence[str], chunks: Sequence[str], last: int | None) -> Wish
 
 
 def _view(
+    out: Output,
     traces: Sequence[Trace],
     wish: Wish | None,
     options: dict[str, object],
@@ -136,15 +137,18 @@ def _view(
 
         return EngineRunner(options)
 
+    session = Session(runner)
     InspectApp(
         traces,
         view=view,
         at=at,
         dark=dark,
         ascii=ascii,
-        session=Session(runner),
+        session=session,
         wish=wish,
     ).run()
+    if session.busy:
+        out.note("the run under way ends first")
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from engine.trace.heat import edges, pooled
 from engine.trace.overlap import overlaps
 from engine.trace.overlap import values as deviation_of
 
+EACH = "of each layer"  # a scale: every layer by itself
 LABEL = 4  # cells for a layer's number
 
 
@@ -102,13 +103,22 @@ def layer_map(source: Source, columns: int, rows: int, scale: str = "log") -> La
         steps = np.ceil(small * STEPS - 1e-6).astype(np.int8)
         heat = Heat(steps, 0.0, 1.0, "linear")
     else:
-        heat = heat_of(pooled(source.values, columns, rows), scale)
+        small = pooled(source.values, columns, rows)
+        heat = _each(small) if scale == EACH else heat_of(small, scale)
     return LayerMap(
         source,
         heat,
         tuple(edges(len(source.layers), rows)),
         tuple(edges(count, columns)),
     )
+
+
+def _each(values: npt.NDArray[np.float32]) -> Heat:
+    """Every row of a map by its own median and highest."""
+    rows = [heat_of(row) for row in values]
+    highs = [row.high for row in rows if not np.isnan(row.high)]
+    steps = np.stack([row.steps for row in rows])
+    return Heat(steps, float("nan"), max(highs, default=float("nan")), EACH)
 
 
 def halves(rows: int, height: int, look: Look) -> bool:
@@ -189,6 +199,8 @@ def legend(heat: Heat, look: Look, title: str, share: bool = False) -> Line:
         low, high = "none", "all"
     elif np.isnan(heat.high):
         return (*parts, Span("nothing scored", "dim"))
+    elif heat.scale == EACH:
+        low, high = "median", "highest"
     else:
         low, high = number_text(heat.low), number_text(heat.high)
     parts.append(Span(f"{low} ", "dim"))

@@ -13,8 +13,9 @@ from textual.reactive import reactive
 
 from cbcli.inspect.canvas import Canvas
 from cbcli.inspect.facts import token_text
-from cbcli.inspect.heat import SCALES
+from cbcli.inspect.heat import SCALES as HEAT_SCALES
 from cbcli.inspect.layermap import (
+    EACH,
     LABEL,
     LayerMap,
     Source,
@@ -31,6 +32,7 @@ from cbcli.inspect.lines import Line, line, span
 from cbcli.inspect.run import Run, number_text
 from cbcli.inspect.view import View
 
+SCALES = (*HEAT_SCALES, EACH)
 TOP, BOTTOM = 1, 2  # lines over and under the map
 
 
@@ -39,7 +41,13 @@ class MapCanvas(Canvas):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "source", "Map", id="layers.source", tooltip="Show another map"),
-        Binding("l", "scale", "Scale", id="layers.scale", tooltip="log, linear or rank"),
+        Binding(
+            "l",
+            "scale",
+            "Scale",
+            id="layers.scale",
+            tooltip="log, linear, rank or by layer",
+        ),
         Binding(
             "enter",
             "open",

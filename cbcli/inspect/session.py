@@ -20,6 +20,7 @@ class Session:
         self.said = ""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runner")
         self._cancelled = threading.Event()
+        self._future: Future[Trace] | None = None
 
     def chunks(self) -> Future[Sequence[StoredChunk]]:
         return self._pool.submit(lambda: self._runner().chunks())
@@ -33,7 +34,8 @@ class Session:
         """Begins a run; its future raises Cancelled where it was cancelled meanwhile."""
         self._cancelled = cancelled = threading.Event()
         self.said = "waits for what was cancelled to end"
-        return self._pool.submit(self._run, wish, cancelled)
+        self._future = self._pool.submit(self._run, wish, cancelled)
+        return self._future
 
     def _run(self, wish: Wish, cancelled: threading.Event) -> Trace:
         def say(text: str) -> None:
@@ -49,6 +51,11 @@ class Session:
     def cancel(self) -> None:
         """The run under way counts no more; it ends where it next says something."""
         self._cancelled.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still being computed."""
+        return self._future is not None and not self._future.done()
 
     def close(self) -> None:
         self.cancel()

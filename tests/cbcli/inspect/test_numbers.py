@@ -16,7 +16,7 @@ import pytest
 
 from cbcli.inspect.facts import by_layer, facts, layers_text
 from cbcli.inspect.html import page_of, pages
-from cbcli.inspect.layermap import layer_facts, layer_map, map_lines, overlap_of, sources
+from cbcli.inspect.layermap import EACH, layer_facts, layer_map, map_lines, overlap_of, sources
 from cbcli.inspect.lines import text_of
 from cbcli.inspect.run import Run
 from cbcli.inspect.summary import pair_lines, summary_lines
@@ -153,6 +153,8 @@ def test_a_map_keeps_the_peaks(run: Run) -> None:
     assert small.heat.steps[1, 1] == 7
     one = layer_map(v, 1, 1)
     assert one.peak(0, 0) == (1, 2, 9.0)
+    each = layer_map(v, 8, 2, EACH).heat.steps
+    assert each.max(axis=1).tolist() == [7, 7]  # each layer's own highest
     assert layer_map(computed, 8, 2).source.values.sum() == 7 + 4
 
 
