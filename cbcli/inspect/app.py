@@ -107,6 +107,7 @@ class InspectApp(App[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]  # noqa: RUF012
     CSS = """
     Screen { background: $background; color: $foreground; }
+    ModalScreen { background: $background 60%; }
     ContentSwitcher { height: 1fr; }
     Footer { background: $panel; }
     Footer FooterKey.-command-palette { border-left: none; }

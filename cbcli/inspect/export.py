@@ -56,7 +56,8 @@ class ExportScreen(ModalScreen[str | None]):
     ExportScreen { align: center middle; }
     ExportScreen Vertical { width: 58; height: auto; border: round $primary;
         background: $surface; }
-    ExportScreen OptionList { height: auto; border: none; background: $surface; }
+    ExportScreen OptionList, ExportScreen OptionList:focus { height: auto; border: none;
+        background: $surface; }
     ExportScreen.-ascii Vertical { border: ascii $primary; }
     """
 

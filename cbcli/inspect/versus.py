@@ -141,7 +141,8 @@ def kl_lines(one: Run, other: Run | None, look: Look, columns: int) -> list[Line
     references = [run.trace.reference for run in ((one,) if other is None else (one, other))]
     if not any(references):
         return [line(span("KL per token needs runs with --compare", "dim"))]
-    longest = max(references, key=len)
+    known = [n for ref in references for n, token in enumerate(ref) if token.kl is not None]
+    longest = max(references, key=len)[: max(known, default=-1) + 1]
     most = max((t.kl or 0 for ref in references for t in ref), default=0)
     room = max(6, (columns - 24) // len(references) - 9)
     shown = []

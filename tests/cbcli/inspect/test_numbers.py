@@ -235,6 +235,8 @@ def test_answers_part_where_they_differ(run: Run) -> None:
     shown = [text_of(one).split() for one in kl_lines(run, None, Look(ascii=True), 60)]
     assert shown[0][:3] == ["0", "a", "0.2500"]
     assert shown[1] == ["1", "c", "0.0000"]
+    more = replace(run.trace, reference=(*run.trace.reference, AnswerToken(4, " d")))
+    assert len(kl_lines(Run(more), None, Look(), 60)) == 2  # of the last it isn't known
 
 
 def test_selections_are_compared_by_chunk_whatever_the_order(run: Run) -> None:
