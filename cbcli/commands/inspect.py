@@ -79,7 +79,7 @@ def inspect(
     the table of --view, svg the screen, png plots of layers and time.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    wanted = _format(format, json, out_file)
+    wanted = wanted_format(format, json, out_file)
     if view not in VIEWS:
         raise UsageError(f"--view {view} is none", f"one of {', '.join(VIEWS)}")
     columns, lines = parse_size(size)
@@ -184,7 +184,7 @@ def load_traces(files: Sequence[Path], last: int | None) -> list[Trace]:
     return [read(path) for path in found]
 
 
-def _format(format: str | None, json: bool, out_file: Path | None) -> str | None:
+def wanted_format(format: str | None, json: bool, out_file: Path | None) -> str | None:
     """What to print; None: the view, on a terminal. Raises UsageError."""
     if json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} exclude each other", "give one of them")

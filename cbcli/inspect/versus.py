@@ -174,6 +174,7 @@ def selection_lines(one: Run, other: Run, columns: int) -> list[Line]:
             Span(f"; {percent(len(found.both), union)} of those in either", "dim"),
         )
     ]
+    shown += _by_chunk(one, other, found)
     for name, role, run, only in (
         ("A alone", "one", one, found.one),
         ("B alone", "other", other, found.other),
@@ -186,6 +187,41 @@ def selection_lines(one: Run, other: Run, columns: int) -> list[Line]:
         for number, text in enumerate(wrap(words + more, max(10, columns - 10))):
             shown.append(line(Span(left(name if not number else "", 10), role), Span(text)))
     return shown
+
+
+def _by_chunk(one: Run, other: Run, found: Selected) -> list[Line]:
+    """How many tokens of each chunk were recomputed where; chunks in A's order, then B's."""
+    counts: dict[tuple[str, int], list[int]] = {}
+    for column, taken in enumerate((found.both, found.one, found.other)):
+        for name, time, _ in taken:
+            counts.setdefault((name, time), [0, 0, 0])[column] += 1
+    names: dict[str, str] = {}
+    for run in (one, other):
+        names |= {s.chunk_id: s.name for s in run.chunks if s.chunk_id}
+    order = {key: at for at, key in enumerate(_keys(one) + _keys(other))}
+    rows: list[list[str | Span]] = []
+    for key in sorted(counts, key=lambda key: order.get(key, len(order))):
+        both, mine, theirs = counts[key]
+        rows.append(
+            [
+                names.get(key[0], key[0][:12]),
+                span(f"{both:,}", "both"),
+                span(f"{mine:,}", "one"),
+                span(f"{theirs:,}", "other"),
+            ]
+        )
+    return table(["chunk", "in both", "A alone", "B alone"], rows, "lrrr") if rows else []
+
+
+def _keys(run: Run) -> list[tuple[str, int]]:
+    """Chunks with which time each is in the prompt, in order."""
+    seen: dict[str, int] = {}
+    keys = []
+    for segment in run.chunks:
+        name = segment.chunk_id or segment.name
+        seen[name] = seen.get(name, -1) + 1
+        keys.append((name, seen[name]))
+    return keys
 
 
 def _word(run: Run, token: int) -> str:

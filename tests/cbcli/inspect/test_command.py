@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from cbcli.commands.inspect import wanted_format
 from cbcli.inspect.run import Run
 from cbcli.inspect.tables import as_json
 from engine.trace import keep, read, write
 from engine.trace.record import Trace
 from tests.cbcli.inspect.support import example
-from tests.cbcli.terminal import run
+from tests.cbcli.terminal import Terminal, run
 
 
 def kept(number: int) -> Trace:
@@ -64,6 +66,15 @@ def test_files_are_read_and_written(home: Path) -> None:
     assert (home / "a.txt").read_text() == inspect(home, str(path)).stdout
     time = inspect(home, str(path), "--format", "csv", "--view", "time").stdout
     assert len(time.splitlines()) == 31
+
+
+@pytest.mark.parametrize("redirected", ["stdin", "stdout", "stderr"])
+def test_the_view_needs_all_of_a_terminal(redirected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal())
+    assert wanted_format(None, False, None) is None
+    monkeypatch.setattr(sys, redirected, io.StringIO())
+    assert wanted_format(None, False, None) == "text"
 
 
 def test_ascii_text_is_ascii(home: Path) -> None:

@@ -278,6 +278,9 @@ def test_texts_have_them_too(run: Run) -> None:
     assert [text.split()[0] for text in shown[top + 1 : top + 5]] == ["2", "5", "4", "3"]
     pair = "\n".join(text_of(one) for one in pair_lines(run, Run(by_hand("ba"))))
     assert "1 in both, 2 in A alone, 2 in B alone; 20% of those in either" in pair
+    rows = [line.split() for line in pair.splitlines()]
+    assert ["a.md", "1", "1", "1"] in rows
+    assert ["b.md", "0", "1", "1"] in rows
 
 
 def test_pages_escape_everything_and_need_nothing() -> None:
