@@ -13,7 +13,8 @@ from cache_store.usable import difference
 MissReason = Literal["absent", "evicted", "damaged", "other_model", "context", "remote"]
 """absent: never stored; evicted: a document has the chunk, so its KV was stored once, and was
 evicted or removed since; other_model: stored for another model, tokenizer or KV dtype; context:
-stored behind other prefixes only, which were not wanted; remote: a remote store may have it, and
+stored behind other prefixes only, which were not wanted; damaged: the entry or the index can't be
+used; remote: a remote store may have it, and
 could not be asked or did not give it."""
 
 
@@ -32,7 +33,7 @@ def reason_for_miss(
     group: key of the entries that would have served; damaged: whether one of them was met that
     can't be used; strict: whether those behind other prefixes were not wanted.
     """
-    if damaged:
+    if damaged or index.is_stand_in:  # the index itself can't be used
         return "damaged"
     try:
         there = index.group(group)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from cache_store.database import BUSY_SECONDS, READ_SECONDS, guarded, is_writable
 from cache_store.disk import StagedFile
-from cache_store.entry import EntryHeader, predicted_file_bytes, write_entry
+from cache_store.entry import EntryHeader, EntryReader, predicted_file_bytes, write_entry
 from cache_store.errors import (
     DamagedDatabase,
     DamagedEntry,
@@ -237,6 +237,21 @@ class ChunkStore(ReadableStore):
             self._passed_over.add(key)
             return 0
         return row.size
+
+    def discard_damaged(self, key: str) -> bool:
+        """Removes an entry that is damaged in any byte, whoever uses it; False where it is sound
+        (another process may have stored it anew meanwhile) and where there is none."""
+        with contextlib.ExitStack() as stack, self._index.transaction():
+            row = self._index.entry(key)
+            if row is None:
+                return False
+            with contextlib.suppress(DamagedEntry), EntryReader(row.path) as reader:
+                reader.verify()
+                if reader.header.key == key:
+                    return False
+            stack.enter_context(self._space.parting(row.size))
+            self._space.remove(row)
+        return True
 
     def bring(
         self,

@@ -93,6 +93,12 @@ Live = Annotated[
 Save = Annotated[
     bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
 ]
+Check = Annotated[
+    bool | None,
+    typer.Option(
+        "--check/--no-check", help="Read what is stored already, every byte, and mend it."
+    ),
+]
 StrictContext = Annotated[
     bool | None,
     typer.Option(

@@ -175,6 +175,9 @@ class Settings:
         256, values.whole(0), "Below so many cached tokens the whole prompt is computed"
     )
     save: bool = _setting(True, values.flag, "Store chunks that were missing, after the answer")
+    check: bool = _setting(
+        True, values.flag, "ingest reads what is stored already, every byte of it, and mends it"
+    )
     strict_context: bool = _setting(
         False, values.flag, "Use only chunks computed behind this very system prompt"
     )

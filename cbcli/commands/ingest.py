@@ -14,6 +14,7 @@ from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
+from cbcli.ingest_report import behind, context_record, tell
 from cbcli.output import Output
 from cbcli.present import remember
 from cbcli.session import (
@@ -25,13 +26,15 @@ from cbcli.session import (
     upload,
 )
 from cbcli.settings import Settings, load_settings
-from cbcli.units import count_text, duration_text, rate_text, size_text
+from cbcli.units import count_text, size_text
 
 if TYPE_CHECKING:
     from cbcli.live.ingest import IngestScene
+    from cbcli.progress import Progress
     from engine.blueprint import Blueprint
     from engine.documents import Document, Found, Skipped, Unreadable
-    from engine.ingest import ChunkComputer, IngestPlan, IngestReport
+    from engine.ingest import ChunkComputer
+    from engine.ingest_plan import OnBytes
 
 app = typer.Typer(**app_options())
 
@@ -72,6 +75,7 @@ def ingest(
     limit: Annotated[
         str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
     ] = None,
+    check: flags.Check = None,
     offline: flags.Offline = None,
     live: flags.Live = None,
     json: Json = False,
@@ -81,8 +85,8 @@ def ingest(
     """Read documents, cut them into chunks, compute each chunk's KV and store it.
 
     Text files of any kind are read, folders with all that is in them. What is stored already is
-    left as it is; a document that changed replaces what it was. It can be interrupted: the next
-    run goes on from there.
+    checked, and left as it is unless it is damaged; a document that changed replaces what it was.
+    It can be interrupted: the next run goes on from there.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if devices is not None and device is not None:
@@ -103,6 +107,7 @@ def ingest(
             "kv_dtype": kv_dtype,
             "threads": threads,
             "limit": limit,
+            "check": check,
             "offline": offline,
             "live": live,
         }
@@ -133,7 +138,8 @@ def _ingest(
     places: tuple[str, ...],
     found: list[Found],
 ) -> None:
-    from engine.ingest import Cutter, Cutting, IngestReport, run_ingest
+    from engine.ingest import IngestReport, run_ingest
+    from engine.ingest_plan import Cutter, Cutting
     from engine.model import choose_device
 
     for place in places:
@@ -147,9 +153,9 @@ def _ingest(
         if store.read_only:
             raise UsageError(f"{settings.store}: the store cannot be written", "see its owner")
         cutting = Cutting(settings.chunk_tokens, settings.overlap)
-        cutter = Cutter(store, blueprint, cutting)
-        with out.progress("downloading", unit="bytes") as progress:
-            plan = cutter.plan(_read(out, found), progress.update)
+        cutter = Cutter(store, blueprint, cutting, settings.check)
+        with out.progress("checking", unit="bytes") as progress:
+            plan = cutter.plan(_read(out, found), _shown(progress))
         store.catalog.name_model(blueprint.spec.model, blueprint.name)
         remember(settings, blueprint)
         if scene is not None:
@@ -160,7 +166,7 @@ def _ingest(
                 def make_writer() -> ChunkComputer:
                     if scene is not None:
                         scene.computing()
-                    if len(places) > 1:
+                    if len(places) > 1 and plan.missing:
                         from engine.ingest_workers import DeviceWriters
 
                         progress.update(0, label=f"computing on {', '.join(places)}")
@@ -190,7 +196,7 @@ def _ingest(
                 "run the same command again to go on from there",
             ) from error
     say_notes(store, out)
-    _report(out, blueprint, plan, report, store.damaged, seconds)
+    tell(out, blueprint, plan, report, store.damaged, seconds)
     if plan.unreadable:
         raise typer.Exit(1)
 
@@ -219,85 +225,19 @@ def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | S
             progress.update(number)
 
 
-def _report(
-    out: Output,
-    blueprint: Blueprint,
-    plan: IngestPlan,
-    report: IngestReport,
-    damaged: list[str],
-    seconds: float,
-) -> None:
-    states = {"new": 0, "changed": 0, "unchanged": 0}
-    for document in plan.documents:
-        states[document.state] += 1
-    for line in dict.fromkeys(damaged):
-        out.warn(line, "computed and stored again")
-    for item in plan.unreadable:
-        out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
-    if out.json:
-        out.data(
-            {
-                "documents": states,
-                "chunks": {
-                    "total": plan.chunk_count,
-                    "computed": report.computed_chunks,
-                    "downloaded": plan.brought,
-                    "dropped": report.dropped_chunks,
-                },
-                "tokens_computed": report.computed_tokens,
-                "bytes_written": plan.nbytes,
-                "context": _context(blueprint),
-                "bytes_freed": report.dropped_bytes,
-                "seconds": seconds,
-                "empty": list(plan.empty),
-                "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
-                "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
-            }
-        )
-        return
-    if out.quiet:
-        return
-    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
-    out.line(
-        f"{count_text(len(plan.documents), 'documents')} ({counts or 'nothing to read'}), "
-        f"{count_text(plan.chunk_count, 'chunks')}"
-    )
-    if report.computed_chunks:
-        rate = rate_text(report.computed_tokens / seconds, "tokens")
-        out.line(
-            f"computed {count_text(report.computed_chunks, 'chunks')}{_behind(blueprint)}: "
-            f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
-            f"in {duration_text(seconds)} ({rate})"
-        )
-    elif plan.chunk_count and not plan.brought:
-        out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
-    if plan.brought:
-        out.line(f"downloaded {count_text(plan.brought, 'chunks')} that the remote store had")
-    if report.dropped_chunks:
-        out.line(
-            f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "
-            f"more, {size_text(report.dropped_bytes)} freed"
-        )
-    for label, names in (
-        ("empty", plan.empty),
-        ("skipped", [f"{shown_source(item.source)} ({item.reason})" for item in plan.skipped]),
-    ):
-        if names:
-            shown = ", ".join(shown_source(name) for name in names[:3])
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            out.line(f"{len(names)} {label}: {shown}{more}")
+def _shown(progress: Progress) -> OnBytes:
+    """Shows checking, where it takes long, and downloading."""
+    began, now = 0.0, ""
 
+    def show(what: str, done: int, total: int | None) -> None:
+        nonlocal began, now
+        if what != now:
+            began, now = time.monotonic(), what
+            progress.restart(what)
+        if what != "checking" or time.monotonic() - began > 1:
+            progress.update(done, total=total)
 
-def _context(blueprint: Blueprint) -> dict[str, object]:
-    """What chunks are computed behind, for --json."""
-    return {"kind": blueprint.context, "tokens": len(blueprint.chunk_context)}
-
-
-def _behind(blueprint: Blueprint) -> str:
-    """The same in words, where it isn't the usual."""
-    if blueprint.context == "prefix":
-        return ""
-    return " behind the first token alone" if blueprint.chunk_context else " behind nothing"
+    return show
 
 
 def _show_chunks(
@@ -337,7 +277,7 @@ def _show_chunks(
     distinct = {row["chunk_id"]: row for row in rows}.values()
     tokens, nbytes = sum(r["tokens"] for r in distinct), sum(r["bytes"] for r in distinct)
     if out.json:
-        facts = {"tokens": tokens, "bytes": nbytes, "context": _context(blueprint)}
+        facts = {"tokens": tokens, "bytes": nbytes, "context": context_record(blueprint)}
         out.data({"chunks": rows, **facts})
     else:
         out.table(
@@ -356,7 +296,7 @@ def _show_chunks(
         )
         out.line(
             f"{count_text(len(rows), 'chunks')}, {count_text(tokens, 'tokens')}, "
-            f"about {size_text(nbytes)} of KV{_behind(blueprint)}; nothing was stored"
+            f"about {size_text(nbytes)} of KV{behind(blueprint)}; nothing was stored"
         )
     if failed:
         raise typer.Exit(1)

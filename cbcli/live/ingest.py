@@ -26,7 +26,8 @@ from cbcli.units import duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from cache_store.catalog import ChunkText
-    from engine.ingest import IngestPlan, IngestReport
+    from engine.ingest import IngestReport
+    from engine.ingest_plan import IngestPlan
 
 BAR = 24  # cells
 LABEL = 11

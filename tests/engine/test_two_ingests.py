@@ -10,7 +10,8 @@ import engine.ingest
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.documents import Document
-from engine.ingest import Cutter, Cutting, IngestPlan, IngestReport, run_ingest
+from engine.ingest import IngestReport, run_ingest
+from engine.ingest_plan import Cutter, Cutting, IngestPlan
 from engine.model import Decoder
 from engine.precompute import ChunkWriter
 from tests.engine.tiny_models import Tiny, build

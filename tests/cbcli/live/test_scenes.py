@@ -15,7 +15,8 @@ from cbcli.inspect.theme import Look
 from cbcli.live.ask import AskScene, nice, way_of
 from cbcli.live.ingest import IngestScene
 from cbcli.live.view import View
-from engine.ingest import DocumentPlan, IngestPlan, IngestReport
+from engine.ingest import IngestReport
+from engine.ingest_plan import DocumentPlan, IngestPlan
 from engine.options import BlendOptions
 from engine.timing import Stopwatch
 

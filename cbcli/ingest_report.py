@@ -1,0 +1,117 @@
+"""What `cacheblend ingest` says it has done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cbcli.output import Output
+from cbcli.session import shown_source
+from cbcli.units import count_text, duration_text, rate_text, size_text
+
+if TYPE_CHECKING:
+    from engine.blueprint import Blueprint
+    from engine.ingest import IngestReport
+    from engine.ingest_plan import IngestPlan
+
+_NAMED = 5  # damaged files in one line
+
+
+def tell(
+    out: Output,
+    blueprint: Blueprint,
+    plan: IngestPlan,
+    report: IngestReport,
+    damaged: list[str],
+    seconds: float,
+) -> None:
+    """Prints it, and warns. damaged: what was found so, a message each."""
+    states = {"new": 0, "changed": 0, "unchanged": 0}
+    for document in plan.documents:
+        states[document.state] += 1
+    if damaged:
+        out.warn(_listed(damaged), "computed and stored again")
+    for item in plan.unreadable:
+        out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
+    if out.json:
+        out.data(
+            {
+                "documents": states,
+                "chunks": {
+                    "total": plan.chunk_count,
+                    "computed": report.computed_chunks,
+                    "downloaded": plan.brought,
+                    "dropped": report.dropped_chunks,
+                    "checked": plan.checked,
+                    "repaired": len(plan.damaged),
+                },
+                "tokens_computed": report.computed_tokens,
+                "bytes_written": plan.nbytes,
+                "bytes_checked": plan.checked_bytes,
+                "context": context_record(blueprint),
+                "bytes_freed": report.dropped_bytes,
+                "seconds": seconds,
+                "empty": list(plan.empty),
+                "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
+                "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
+            }
+        )
+        return
+    if out.quiet:
+        return
+    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    out.line(
+        f"{count_text(len(plan.documents), 'documents')} ({counts or 'nothing to read'}), "
+        f"{count_text(plan.chunk_count, 'chunks')}"
+    )
+    if plan.checked or plan.damaged:
+        out.line(_checks(plan))
+    if report.computed_chunks:
+        rate = rate_text(report.computed_tokens / seconds, "tokens")
+        out.line(
+            f"computed {count_text(report.computed_chunks, 'chunks')}{behind(blueprint)}: "
+            f"{count_text(report.computed_tokens, 'tokens')}, {size_text(plan.nbytes)}, "
+            f"in {duration_text(seconds)} ({rate})"
+        )
+    elif plan.chunk_count and not plan.brought:
+        out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
+    if plan.brought:
+        out.line(f"downloaded {count_text(plan.brought, 'chunks')} that the remote store had")
+    if report.dropped_chunks:
+        out.line(
+            f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "
+            f"more, {size_text(report.dropped_bytes)} freed"
+        )
+    for label, names in (
+        ("empty", plan.empty),
+        ("skipped", [f"{shown_source(item.source)} ({item.reason})" for item in plan.skipped]),
+    ):
+        if names:
+            shown = ", ".join(shown_source(name) for name in names[:3])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            out.line(f"{len(names)} {label}: {shown}{more}")
+
+
+def _checks(plan: IngestPlan) -> str:
+    """What checking found, the prefix counted as a chunk."""
+    found = f"{len(plan.damaged)} damaged and computed again" if plan.damaged else "all sound"
+    read = f"{count_text(plan.checked, 'stored chunks')}, {size_text(plan.checked_bytes)}"
+    return f"checked {read}: {found}" if plan.checked else f"stored chunks: {found}"
+
+
+def _listed(lines: list[str]) -> str:
+    """Several messages in one line."""
+    lines = list(dict.fromkeys(lines))
+    more = f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+    return "; ".join(lines[:_NAMED]) + more
+
+
+def context_record(blueprint: Blueprint) -> dict[str, object]:
+    """What chunks are computed behind, for --json."""
+    return {"kind": blueprint.context, "tokens": len(blueprint.chunk_context)}
+
+
+def behind(blueprint: Blueprint) -> str:
+    """The same in words, where it isn't the usual."""
+    if blueprint.context == "prefix":
+        return ""
+    return " behind the first token alone" if blueprint.chunk_context else " behind nothing"
