@@ -120,7 +120,10 @@ class IndexDatabase:
     @contextlib.contextmanager
     def transaction(self, *, patience: float = BUSY_SECONDS) -> Iterator[None]:
         """All that is written within happens or none of it, files included; others wait.
-        patience: how many seconds to wait for them."""
+        patience: how many seconds to wait for them. Within another it is part of that one."""
+        if self._in_transaction():
+            yield
+            return
         with guarded(self.path), folder_lock(self.path.parent.parent, alone=False):
             self._follow()
             self.disk.defer()

@@ -13,7 +13,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,8 @@ class Lease:
     def __init__(self, folder: Path, room: Callable[[int], AbstractContextManager[None]]) -> None:
         """room: within it, so many more bytes on disk are known to fit; raises StoreFullError."""
         self._folder, self._room = folder, room
-        self._lock = threading.Lock()
+        # Taken before a transaction is begun, never within one: growing the file needs one.
+        self._lock = threading.RLock()
         self._process = 0
         self._path: Path | None = None
         self._descriptor = -1
@@ -57,13 +58,18 @@ class Lease:
         """The file, where there is one."""
         return self._path if self._process == os.getpid() else None
 
-    def prepare(self, keys: int) -> None:
-        """Takes the space for so many more keys, so that `add` needs none: it may be called within
-        a transaction then."""
-        with self._lock, contextlib.suppress(CacheblendError, OSError):
-            if self._process != os.getpid():
-                self._begin()
-            self._grow(self._length + _LINE_BYTES * keys)
+    @contextlib.contextmanager
+    def ready(self, keys: int) -> Iterator[bool]:
+        """Within, no other thread lists keys; and where there is room for so many more, which is
+        told, `add` may be called in a transaction that is begun within."""
+        with self._lock:
+            room = False
+            with contextlib.suppress(CacheblendError, OSError):
+                if self._process != os.getpid():
+                    self._begin()
+                self._grow(self._length + _LINE_BYTES * keys)
+                room = True
+            yield room
 
     def add(self, keys: Iterable[str], *, computing: bool = False) -> bool:
         """Lists keys, as kept or as being computed; whether all of them are in the file now.

@@ -112,8 +112,11 @@ class Space:
 
     def let_go(self, keys: Iterable[str]) -> None:
         with self._lock:
-            self._in_use.subtract(keys)
-            self._in_use += Counter()  # drops what is no longer held
+            for key in keys:
+                if self._in_use[key] > 1:
+                    self._in_use[key] -= 1
+                else:
+                    del self._in_use[key]
 
     def _held(self) -> set[str]:
         with self._lock:

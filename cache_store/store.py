@@ -277,11 +277,11 @@ class ChunkStore(ReadableStore):
     def claim(self, key: str) -> bool:
         """Says that this process is about to compute an entry; False where another is at it, or
         was until now. A claim ends with the process or this store, or when it is stored."""
-        self._space.lease.prepare(1)
-        with self._index.transaction():
+        with self._space.lease.ready(1) as room, self._index.transaction():
             if key in self._space.leases.computing():
                 return False
-            self._space.lease.add((key,), computing=True)
+            if room:  # else others aren't told, and may compute it, too
+                self._space.lease.add((key,), computing=True)
         return True
 
     @contextlib.contextmanager

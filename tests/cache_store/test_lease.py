@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreFullError
+from cache_store.index import EntryRow
 from cache_store.lease import LEASES
+from cache_store.space import BLOCK
 from cache_store.store import ChunkStore
 from tests.cache_store.support import BIG, ended, in_child, make_layers, put, read
 
@@ -223,6 +226,56 @@ def test_what_is_being_computed_is_claimed_once(small: ChunkStore) -> None:
     small.protect(key)  # it is stored
     with ChunkStore.open(small.path) as other:
         assert other.claim(key)
+
+
+def test_a_claim_in_a_store_without_room_for_it_is_made_all_the_same(small: ChunkStore) -> None:
+    fill(small, range(40))
+    small.set_eviction("none")
+    small._index.set_limit(small._space._counted(anew=True) + BLOCK)
+    assert small.claim("a" * 64)
+    assert leases(small) == []
+    assert small.verify().problems == ()
+
+
+def test_threads_claim_and_protect_without_waiting_for_each_other(small: ChunkStore) -> None:
+    small.protect("f" * 64)
+    index, began = small._index, threading.Event()
+    many = [f"{number:064x}" for number in range(200)]  # the file has to grow
+    listed: list[bool] = []
+
+    def protect() -> None:
+        began.wait()
+        listed.append(small._space.lease.add(many))
+
+    other = threading.Thread(target=protect)
+    other.start()
+    transaction = index.transaction
+
+    @contextmanager
+    def slow() -> Iterator[None]:
+        with transaction():
+            began.set()
+            time.sleep(0.1)  # the other is waiting by now
+            yield
+
+    index.transaction = slow  # type: ignore[method-assign, assignment]
+    assert small.claim("e" * 64)
+    index.transaction = transaction  # type: ignore[method-assign]
+    other.join()
+    assert listed == [True]  # it had its turn: neither gave up for the other
+
+
+def test_a_transaction_within_another_is_part_of_it(small: ChunkStore) -> None:
+    fill(small, range(2))
+    first, second = small._index.entries()
+    assert isinstance(first, EntryRow) and isinstance(second, EntryRow)
+    with pytest.raises(RuntimeError), small._index.transaction():
+        small._index.delete(first.key)
+        with small._index.transaction():
+            small._index.delete(second.key)
+        raise RuntimeError
+    assert keys(small) == {first.key, second.key}
+    assert first.path.exists() and second.path.exists()
 
 
 def test_a_forked_process_has_leases_of_its_own(small: ChunkStore) -> None:
