@@ -101,12 +101,14 @@ class Prefiller:
                     notes += self.store.take_notes()
                 self._note_rate(run, length)
                 return replace(run, ttft_s=ttft, notes=tuple(notes), began=began)
-            except DamagedSource as damage:
-                if damage.lost:  # the store has a note on it
-                    continue
-                if self.store is not None:
-                    self.store.discard(damage.key)
-                notes.append(f"{damage.message}: left out and computed instead")
+            except DamagedSource as error:
+                key, message, lost = error.key, error.message, error.lost
+            # Only here is what the error held of the entry gone: one in use is not discarded.
+            if lost:  # the store has a note on it
+                continue
+            if self.store is not None:
+                self.store.discard(key)
+            notes.append(f"{message}: left out and computed instead")
 
     def _look_ahead(self, store: KVStore, prompt: Prompt) -> None:
         """Tells the store what will be looked for, and how long computing it would take, which is

@@ -63,6 +63,7 @@ class Warming:
         """Reads and checks what is there, so that it is in the page cache; what is damaged is
         dropped and counts as missing."""
         for key in self._here:
+            damaged = False
             try:
                 with self._store.peek(key) as reader:
                     reader.verify()
@@ -71,6 +72,8 @@ class Warming:
             except NotFoundError:  # evicted just now
                 self.missing.append(self._chunks[key])
             except DamagedEntry:
+                damaged = True
+            if damaged:  # the error no longer holds the entry: one in use is not discarded
                 self._store.discard(key)
                 self.report.damaged += 1
                 self.missing.append(self._chunks[key])

@@ -239,6 +239,7 @@ def test_damage_is_named_left_out_and_changes_nothing(
         "exact", "miss", "hit", "hit",
     ]  # fmt: skip
     assert not world.store.contains(world.spec, world.chunks[1].token_ids, world.prefix)
+    assert not world.store.has_entry(key)  # it isn't left to the next process
     assert key in {reader.key for reader in store.readers}
     assert all(r.closed and not r.closed_while_read for r in store.readers)
     assert len(run.watch.layers) == 4  # those of the run that counts
