@@ -268,14 +268,20 @@ def test_threads_claim_and_protect_without_waiting_for_each_other(small: ChunkSt
 def test_a_transaction_within_another_is_part_of_it(small: ChunkStore) -> None:
     fill(small, range(2))
     first, second = small._index.entries()
-    assert isinstance(first, EntryRow) and isinstance(second, EntryRow)
-    with pytest.raises(RuntimeError), small._index.transaction():
-        small._index.delete(first.key)
+    assert isinstance(first, EntryRow)
+    assert isinstance(second, EntryRow)
+
+    def fail() -> None:
         with small._index.transaction():
-            small._index.delete(second.key)
-        raise RuntimeError
+            small._index.delete(first.key)
+            with small._index.transaction():
+                small._index.delete(second.key)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert keys(small) == {first.key, second.key}
-    assert first.path.exists() and second.path.exists()
+    assert all(row.path.exists() for row in (first, second))
 
 
 def test_a_forked_process_has_leases_of_its_own(small: ChunkStore) -> None:
