@@ -95,19 +95,29 @@ def _check_entries(
             if header.key != row.key or header.group != row.group:
                 raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
         except DamagedEntry as error:
-            if index.entry(row.key) != row:  # evicted or replaced while we looked
+            if not _is_now(index, row):  # evicted or replaced while we looked
                 findings.checked -= 1
                 continue
             findings.add(row.key, error.message)
             if repair:
-                with index.transaction():
-                    space.remove(row)
+                with contextlib.ExitStack() as stack, index.transaction():
+                    if _is_now(index, row):
+                        stack.enter_context(space.parting(row.size))
+                        space.remove(row)
                 findings.repaired += 1
         else:
             findings.sound[row.key] = header
         on_bytes(done := done + row.size)
     if repair and strange:
         findings.repaired += index.delete_strange_rows()
+
+
+def _is_now(index: Index, row: EntryRow) -> bool:
+    """Whether the entry still has the file that its row names."""
+    with contextlib.suppress(IntegrityError):
+        now = index.entry(row.key)
+        return now is not None and now.path == row.path
+    return False
 
 
 def _check_groups(index: Index, findings: _Findings, repair: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store import verify
 from cache_store.disk import StagedFile
 from cache_store.store import ChunkStore
 from tests.cache_store.support import CONTEXT, SPEC, change, file_of, files, flip, put, read
@@ -182,3 +183,32 @@ def test_verify_reads_everything_and_disturbs_nothing(store: ChunkStore) -> None
     store.verify(repair=True)
     assert [(entry.key, entry.used_at, entry.hits) for entry in store.entries()] == before
     assert [read(store, key)[0].key for key in keys] == keys
+
+
+def test_damage_is_found_in_an_entry_that_is_used_meanwhile(store: ChunkStore) -> None:
+    put(store, OTHER)
+    key = put(store, IDS)
+    flip(file_of(store, key), -1)
+
+    def use(done: int) -> None:
+        store._index.touch(key)
+        store._index.flush()
+
+    assert [problem.where for problem in store.verify(on_bytes=use).problems] == [key]
+
+
+def test_an_entry_that_was_stored_anew_meanwhile_is_not_removed(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = put(store, IDS)
+    flip(file_of(store, key), 40)
+    told = verify._Findings.add
+
+    def store_anew(findings: verify._Findings, where: str, what: str) -> None:
+        told(findings, where, what)
+        if where == key:
+            put(store, IDS)
+
+    monkeypatch.setattr(verify._Findings, "add", store_anew)
+    assert [problem.where for problem in store.verify(repair=True).problems] == [key]
+    assert read(store, key)[0].key == key
