@@ -100,9 +100,9 @@ class Catalog(CatalogDatabase):
             for n, c in enumerate(chunks)
         ]
         # Once in the log and once in the database, with their indexes.
-        room = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows) + 2**16
+        room = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows)
         tokens = sum(chunk.tokens for chunk in chunks)
-        with self._claim(room), self._shortened(), self.writing() as db:
+        with self.growing(room), self.writing() as db:
             found = db.execute(
                 "SELECT place FROM document WHERE source = CAST(? AS TEXT)", (raw(source),)
             ).fetchall()

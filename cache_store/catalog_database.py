@@ -138,7 +138,7 @@ class CatalogDatabase:
         with self._lock, guarded(self.path):
             if self._fault is not None:
                 raise self._fault
-            with folder_lock(self.path.parent, alone=False):
+            with folder_lock(self.path.parent, alone=False, patience=patience):
                 self._follow()
                 db = self._db
                 try:
@@ -163,6 +163,13 @@ class CatalogDatabase:
     def revision(self) -> int:
         """A number that changes with every write."""
         return int(self.ask("SELECT value FROM revision")[0][0])
+
+    @contextlib.contextmanager
+    def growing(self, size: int) -> Iterator[None]:
+        """Around a large transaction, which writes so many bytes, log included: their room is
+        claimed, and the log is written back and cut. Raises StoreFullError."""
+        with self._claim(size + 2**16), self._shortened():
+            yield
 
     @contextlib.contextmanager
     def _shortened(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from cache_store.database import (
     WAL_ALLOWANCE,
 )
 from cache_store.disk import StagedFile
-from cache_store.errors import DamagedDatabase, IntegrityError, StoreBusy
+from cache_store.errors import CacheblendError, IntegrityError, StoreBusy
 from cache_store.group import Group
 from cache_store.index_database import COLUMNS, IndexDatabase
 from cache_store.locks import folder_lock
@@ -261,9 +261,11 @@ class Index(IndexDatabase):
 
     def names(self) -> set[str]:
         """File names of all entries."""
-        return {
-            name for (name,) in self._ask("SELECT filename FROM Cache WHERE filename IS NOT NULL")
-        }
+        return set(self.file_sizes())
+
+    def file_sizes(self) -> dict[str, int]:
+        """Bytes on disk of all entries' files, by their names."""
+        return dict(self._ask("SELECT filename, size FROM Cache WHERE filename IS NOT NULL"))
 
     # Writing.
 
@@ -342,7 +344,7 @@ class Index(IndexDatabase):
         """Writes the uses that are still to be noted, if nobody else is writing now and the log
         isn't longer than it should be, as while somebody reads. Only the order of eviction is at
         stake, so what goes wrong is passed over."""
-        with self._lock, contextlib.suppress(DamagedDatabase, OSError, sqlite3.Error):
+        with self._lock, contextlib.suppress(CacheblendError, OSError, sqlite3.Error):
             if not self._touches:
                 return
             if self._in_transaction():
@@ -350,7 +352,8 @@ class Index(IndexDatabase):
                 self._touches.clear()
                 return
             self._follow()
-            with folder_lock(self.path.parent.parent, alone=False), self._waiting(0):
+            folder = self.path.parent.parent
+            with folder_lock(folder, alone=False, patience=0), self._waiting(0):
                 connection = self._cache._con
                 try:
                     while self._touches and self._log_is_short(connection):

@@ -152,16 +152,22 @@ class Space:
                     seen += 0 if item.name.endswith(CLAIM) else ROW_HEADROOM
         stored = self._index.stored_bytes
         if anew or started - self._scanned_at > _SCAN_SHARE * self._scan_seconds:
-            known = {*self._databases, *self._folders, *self._logs}
-            total = sum(
-                status.st_blocks * 512
-                for path, status in walk(self._root)
-                if path not in known and path.parent not in self._folders[2:4]
-            )
-            self._rest = total - stored
+            self._rest = self._unknown_bytes()
             self._scanned_at = time.monotonic()
             self._scan_seconds = self._scanned_at - started
         return seen + stored + self._rest
+
+    def _unknown_bytes(self) -> int:
+        """Bytes of what the index doesn't speak of. Not all bytes less the index's: it may speak of
+        files that are gone, which are put back without being counted again."""
+        known = {*self._databases, *self._folders, *self._logs}
+        sizes, kv = self._index.file_sizes(), self._index.path.parent
+        total = 0
+        for path, status in walk(self._root):
+            if path not in known and path.parent not in self._folders[2:4]:
+                said = sizes.get(path.name, 0) if path.parent == kv else 0
+                total += max(0, status.st_blocks * 512 - said)
+        return total
 
     def _database_bytes(self) -> int:
         total = 0

@@ -13,6 +13,7 @@ from cache_store.errors import CacheblendError
 from cache_store.tiers.protocol import RemoteError, RemoteRefused
 
 _AT_ONCE = 64
+_LISTED_AT_ONCE = 1000
 _PAUSE_SECONDS = 1.0
 _FAILURES = 3  # in a row, after which this process leaves it
 
@@ -48,11 +49,14 @@ class Uploads:
         return int(self._catalog.ask("SELECT count(*) FROM upload")[0][0])
 
     def add(self, keys: Iterable[str]) -> None:
-        """Puts entries on the list."""
-        rows = [(key,) for key in keys]
-        if rows:
-            with self._catalog.writing(count=False) as db:
-                db.executemany("INSERT OR IGNORE INTO upload VALUES (?)", rows)
+        """Puts entries on the list. Raises StoreFullError where many don't fit."""
+        rows = [(key,) for key in sorted(keys)]  # neighbours in the database, too
+        for start in range(0, len(rows), _LISTED_AT_ONCE):
+            some = rows[start : start + _LISTED_AT_ONCE]
+            few = len(some) <= _AT_ONCE  # within what stores leave for small changes
+            room = contextlib.nullcontext() if few else self._catalog.growing(400 * len(some))
+            with room, self._catalog.writing(count=False) as db:
+                db.executemany("INSERT OR IGNORE INTO upload VALUES (?)", some)
 
     @contextlib.contextmanager
     def adding(self, key: str) -> Iterator[None]:

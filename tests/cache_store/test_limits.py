@@ -12,6 +12,7 @@ from cache_store.errors import StoreFullError, UsageError
 from cache_store.keys import chunk_id
 from cache_store.space import disk_usage
 from cache_store.store import ChunkStore
+from cache_store.tiers.uploads import Uploads
 from tests.cache_store.support import BIG, CONTEXT, du, file_of, files, make_layers, put, read
 
 LIMIT = 6 * 2**20
@@ -265,3 +266,28 @@ def test_entries_of_no_tokens_are_entries(store: ChunkStore) -> None:
     key = put(store, (), ())
     assert read(store, key)[1] == make_layers(read(store, key)[0].spec, 0)
     assert file_of(store, key).exists()
+
+
+def test_files_that_were_missing_count_once_they_are_back(small: ChunkStore) -> None:
+    for number in range(10):
+        file_of(small, big(small, number)).unlink()
+    small._space._counted(anew=True)
+    small._space._scan_seconds = 1000.0  # as if counting took long: it isn't done again soon
+    for number in range(30):
+        big(small, number)
+        assert small.used_bytes() <= LIMIT
+
+
+def test_a_long_list_of_uploads_takes_its_room_from_entries(small: ChunkStore) -> None:
+    uploads = Uploads(small.catalog, lambda key: None, lambda note: None)
+    for number in range(30):
+        big(small, number)
+    for part in range(3):
+        uploads.add(f"{number:032x}{part:032x}" for number in range(5000))
+        assert small.used_bytes() <= LIMIT
+    small.set_eviction("none")
+    before = uploads.pending()
+    small._index.set_limit(small._space._counted(anew=True))
+    with pytest.raises(StoreFullError):
+        uploads.add(f"{number:064x}" for number in range(5000))
+    assert uploads.pending() == before == 15_000
