@@ -124,7 +124,8 @@ class IndexDatabase:
         if self._in_transaction():
             yield
             return
-        with guarded(self.path), folder_lock(self.path.parent.parent, alone=False):
+        folder = self.path.parent.parent
+        with guarded(self.path), folder_lock(folder, alone=False, patience=patience):
             self._follow()
             self.disk.defer()
             committed = False

@@ -16,17 +16,17 @@ _POLL_SECONDS = 0.005
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, *, alone: bool) -> Iterator[None]:
+def folder_lock(folder: Path, *, alone: bool, patience: float = BUSY_SECONDS) -> Iterator[None]:
     """Held by whoever writes to a store's databases, together with others, and alone by whoever
     puts a new database in the place of a damaged one: what is written to the old file is lost.
 
-    Raises StoreBusy where it can't be had, OSError as the disk does. Where folders can't be
-    locked, there is none.
+    patience: how many seconds to wait for it. Raises StoreBusy where it can't be had, OSError as
+    the disk does. Where folders can't be locked, there is none.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
-            _take(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, folder)
+            _take(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, folder, patience)
         yield
     finally:
         os.close(descriptor)
@@ -42,8 +42,8 @@ def close_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _take(descriptor: int, kind: int, folder: Path) -> None:
-    deadline = time.monotonic() + BUSY_SECONDS
+def _take(descriptor: int, kind: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
     while True:
         try:
             return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

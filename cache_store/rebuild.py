@@ -113,7 +113,8 @@ def mend(root: Path, *, limit: int | None = None, check: Check = "quick_check") 
 
 def _faulty(root: Path, check: Check) -> bool:
     try:
-        return bool(index_fault(root, check=check) or catalog_fault(root, check=check))
+        # Both are asked: one of an older version is brought up by that, which can't be done alone.
+        return any([index_fault(root, check=check), catalog_fault(root, check=check)])
     except StoreBusy:
         raise
     except CacheblendError:  # as while another mends it: to be looked at alone

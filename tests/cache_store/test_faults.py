@@ -15,6 +15,7 @@ import cache_store.reading
 from cache_store.catalog import ChunkText
 from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy, UsageError
 from cache_store.keys import chunk_id
+from cache_store.locks import folder_lock
 from cache_store.rebuild import mend
 from cache_store.store import ChunkStore
 from tests.cache_store.support import (
@@ -382,3 +383,36 @@ def test_a_store_that_cannot_be_written_is_not_mended(
         with pytest.raises(UsageError):
             put(store, (1,))
     assert index(root).read_bytes()[:4] == b"\xa5" * 4
+
+
+def test_a_prompt_does_not_wait_for_who_mends_the_store(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        keys = [entry.key for entry in store.entries()]
+        store._index._touched_since = -1000.0  # its uses are to be noted now
+        with folder_lock(root, alone=True):
+            began = time.monotonic()
+            for key in keys:
+                store.open_entry(key).close()
+            store.counters.add("hit.exact")
+            store.counters.flush()
+            assert time.monotonic() - began < 10
+        store.close()
+        with ChunkStore.open(root) as again:
+            assert sum(entry.hits for entry in again.entries()) == len(keys)
+
+
+def test_an_index_lost_beside_a_catalog_of_an_older_version(root: Path) -> None:
+    catalog = sqlite3.connect(root / "catalog.db")
+    for table in ("counter", "property", "upload"):
+        catalog.execute(f"DROP TABLE {table}")
+    for column in ("pinned", "size", "mtime_ns"):
+        catalog.execute(f"ALTER TABLE document DROP COLUMN {column}")
+    catalog.execute("PRAGMA user_version = 1")
+    catalog.commit()
+    catalog.close()
+    index(root).unlink()
+    assert [problem.where for problem in mend(root)] == [
+        "kv/cache.db"
+    ]  # it doesn't lock itself out
+    with ChunkStore.open(root) as store:
+        assert len(store.catalog.documents()) == 1
