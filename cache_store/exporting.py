@@ -169,6 +169,8 @@ def export_file(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another process writes {part}", "wait for its end") from None
+        if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.lstat()):
+            raise UsageError(f"another process has just written {path}", "look whether it is good")
         done, kept, checking = 0, 0, True
         for piece in _pieces(store, plan):
             if checking and _compare(file, piece):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from typing import TypeVar
@@ -128,7 +128,7 @@ class RemoteTier:
             left = self.patience.left
             try:
                 result = future.result(left if longest is None else min(left, longest))
-            except Late:
+            except (Late, CancelledError):  # cancelled by another thread for which it was late
                 future.cancel()
                 late = RemoteError(f"{self.address} was too slow")
                 self.gave_up(late)

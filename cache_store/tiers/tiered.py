@@ -26,6 +26,7 @@ from cache_store.tiers.uploads import Uploads
 CLOSE_SECONDS = 10.0
 """How long `close` waits for what is being uploaded or written down."""
 
+_SETTLE_SECONDS = 1.0  # for a local copy; what waits for a remote isn't waited for
 _GIVE_WAY_SECONDS = 5.0  # an upload waits so long, at most, for a prompt that is reading
 
 
@@ -256,7 +257,7 @@ class TieredStore(ChunkStore):
     def discard(self, key: str) -> int:
         """As `ChunkStore.discard`. The remote keeps its own: others share it."""
         if self.memory is not None:
-            self.settle()  # one that is being taken into memory is in use
+            self.settle(_SETTLE_SECONDS)  # one that is being taken into memory is in use
             self.memory.drop([key])
         return super().discard(key)
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from cache_store import exporting
 from cache_store.archive import END, MANIFEST, SEAL, ArchiveReader
 from cache_store.catalog import ChunkText
 from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, UsageError
@@ -476,6 +477,25 @@ def test_two_exports_do_not_write_one_file(full: ChunkStore, tmp_path: Path) -> 
 
     with pytest.raises(Stop):
         export_file(full, plan, path, meanwhile)
+
+
+def test_a_part_that_another_export_has_just_finished_is_left_alone(
+    full: ChunkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tmp_path / "a.tar", plan_export(full, None, None)
+    part = path.with_name(path.name + PART)
+    lock = exporting.fcntl.flock
+
+    def late(file: Any, kind: int) -> None:
+        if not isinstance(file, int):  # else a store's
+            os.pwrite(file.fileno(), b"whole", 0)
+            part.replace(path)  # the other had it open, too, and is through now
+        lock(file, kind)
+
+    monkeypatch.setattr(exporting.fcntl, "flock", late)
+    with pytest.raises(UsageError, match="another process has just written"):
+        export_file(full, plan, path, nothing)
+    assert path.read_bytes() == b"whole"
 
 
 def test_an_export_while_another_process_writes_and_evicts(tmp_path: Path) -> None:

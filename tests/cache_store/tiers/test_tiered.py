@@ -1,6 +1,7 @@
 """Two machines over one remote, and everything the remote may do to them."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from cache_store.store import ChunkStore
 from cache_store.tiers import reader as reader_module
 from cache_store.tiers.breaker import Breaker
 from cache_store.tiers.naming import entry_name
-from cache_store.tiers.protocol import LostEntry, RemoteRefused
+from cache_store.tiers.protocol import LostEntry, RemoteError, RemoteRefused
+from cache_store.tiers.remote import RemoteTier
 from cache_store.tiers.tiered import TieredStore
 from tests.cache_store.support import BIG, CONTEXT, SPEC, file_of, flip, in_child, make_layers, put
 from tests.cache_store.tiers.shelf import Hangs, Shelf, fails, machine
@@ -412,3 +414,26 @@ def test_chunks_of_no_document_are_remembered_when_read_twice(tmp_path: Path) ->
         for tier in ("disk", "disk", "memory"):
             assert layers_read(a, one_off)[0] == tier
             a.settle()
+
+
+def test_threads_that_wait_for_one_answer_all_do_without_it(shelf: Shelf) -> None:
+    tier = RemoteTier(lambda seconds: shelf, 5.0)
+    with Hangs("get") as shelf.before:
+        for _ in range(16):  # as many as are under way at a time
+            tier.submit(lambda: shelf.get("a", 0, 1))
+        late = tier.submit(lambda: shelf.get("b", 0, 1))
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                tier.wait(late)
+            except BaseException as error:
+                errors.append(error)
+
+        other = threading.Thread(target=wait)
+        other.start()
+        with pytest.raises(RemoteError):
+            tier.wait(late, longest=0.1)
+        other.join()
+    tier.close()
+    assert [type(error) for error in errors] == [RemoteError]
