@@ -173,7 +173,11 @@ class ChunkDisk(Disk):  # type: ignore[misc]
         return f"{self._checked(key)}.{secrets.token_hex(4)}.kv"
 
     def path_of(self, name: object) -> Path:
-        """The path of a file the index names.
+        """The path of a file the index names. Raises as `checked_name`."""
+        return self.root / self.checked_name(name)
+
+    def checked_name(self, name: object) -> str:
+        """The name of a file the index names.
 
         Raises IntegrityError for any name but our own kind: absolute, with "..", foreign.
         """
@@ -182,7 +186,7 @@ class ChunkDisk(Disk):  # type: ignore[misc]
                 f"the store's index names a file that cannot be one of its own: {name!r}",
                 "run: cacheblend store verify --repair",
             )
-        return self.root / name
+        return name
 
     @staticmethod
     def _checked(key: object) -> str:

@@ -34,7 +34,7 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, get_args
@@ -86,7 +86,7 @@ class EntryHeader:
         """Offset of the first layer."""
         return _header_bytes(self.spec, len(self.token_ids), len(self.context), self._strings)
 
-    @property
+    @cached_property
     def file_bytes(self) -> int:
         """Length of the file."""
         return self.header_bytes + self.spec.layers * self.spec.layer_bytes(len(self.token_ids))
@@ -175,25 +175,26 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def read_header(path: Path) -> EntryHeader:
+def read_header(path: Path | str) -> EntryHeader:
     """The header of a chunk file, checked, and the file's length checked against it.
 
     The layers themselves are not read. Raises DamagedEntry.
     """
     descriptor, size = _open(path)
+    name = os.path.basename(path)  # noqa: PTH119 (each look-up comes by here)
     try:
         data = os.pread(descriptor, _FIRST_READ, 0)
-        needed = _needed(data, size, path)
+        needed = _needed(data, size, name)
         if needed > len(data):
             data += os.pread(descriptor, needed - len(data), len(data))
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
         os.close(descriptor)
-    return _parse(memoryview(data)[:needed], size, path)
+    return _parse(memoryview(data)[:needed], size, name)
 
 
-def _open(path: Path) -> tuple[int, int]:
+def _open(path: Path | str) -> tuple[int, int]:
     """A descriptor of a regular file, links not followed, and its length."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -202,52 +203,50 @@ def _open(path: Path) -> tuple[int, int]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise DamagedEntry(f"chunk file {path.name} is not a regular file")
+        raise DamagedEntry(f"chunk file {Path(path).name} is not a regular file")
     return descriptor, status.st_size
 
 
-def _unreadable(path: Path, error: OSError) -> CacheblendError:
+def _unreadable(path: Path | str, error: OSError) -> CacheblendError:
     """Damage where the file itself is at fault; else, as with too many open files, a failure that
     says nothing of the file and must not cost it."""
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO):
-        return DamagedEntry(f"chunk file {path.name} cannot be opened: {error.strerror}")
+        return DamagedEntry(f"chunk file {Path(path).name} cannot be opened: {error.strerror}")
     hint = "raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else ""
     return CacheblendError(f"chunk file {path}: {error.strerror}", hint)
 
 
-def _needed(start: bytes | memoryview, size: int, path: Path) -> int:
+def _needed(start: bytes | memoryview, size: int, name: str) -> int:
     """Bytes of the header, from its first 32."""
     if len(start) < _START.size:
-        raise DamagedEntry(f"chunk file {path.name} is cut short: {size} bytes")
+        raise DamagedEntry(f"chunk file {name} is cut short: {size} bytes")
     magic, version, header_bytes, _ = _START.unpack_from(start)
     if magic != MAGIC:
-        raise DamagedEntry(f"chunk file {path.name} is not a chunk file")
+        raise DamagedEntry(f"chunk file {name} is not a chunk file")
     if version != FORMAT_VERSION:
         raise DamagedEntry(
-            f"chunk file {path.name} has format version {version}, this is {FORMAT_VERSION}"
+            f"chunk file {name} has format version {version}, this is {FORMAT_VERSION}"
         )
     if header_bytes % ALIGNMENT or not _START.size + _FIELDS.size < header_bytes <= _MAX_HEADER:
-        raise DamagedEntry(f"chunk file {path.name} has a damaged header")
+        raise DamagedEntry(f"chunk file {name} has a damaged header")
     if header_bytes > size:
-        raise DamagedEntry(f"chunk file {path.name} is cut short: {size} bytes")
+        raise DamagedEntry(f"chunk file {name} is cut short: {size} bytes")
     return cast(int, header_bytes)
 
 
-def _parse(data: memoryview, size: int, path: Path) -> EntryHeader:
+def _parse(data: memoryview, size: int, name: str) -> EntryHeader:
     checksum = xxh3_128(data[:16])
     checksum.update(data[_START.size :])
     if checksum.digest() != data[16 : _START.size]:
-        raise DamagedEntry(f"chunk file {path.name} has a damaged header")
+        raise DamagedEntry(f"chunk file {name} has a damaged header")
     try:
         header = _fields(data)
     except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
-        raise DamagedEntry(f"chunk file {path.name} has an impossible header") from error
+        raise DamagedEntry(f"chunk file {name} has an impossible header") from error
     if header.header_bytes != len(data):
-        raise DamagedEntry(f"chunk file {path.name} has an impossible header")
+        raise DamagedEntry(f"chunk file {name} has an impossible header")
     if header.file_bytes != size:
-        raise DamagedEntry(
-            f"chunk file {path.name} has {size} bytes instead of {header.file_bytes}"
-        )
+        raise DamagedEntry(f"chunk file {name} has {size} bytes instead of {header.file_bytes}")
     return header
 
 
@@ -255,29 +254,27 @@ def _fields(data: memoryview) -> EntryHeader:
     layers, kv_heads, head_dim, dtype, tokens, context, *lengths = _FIELDS.unpack_from(
         data, _START.size
     )
-    offset = _START.size + _FIELDS.size
-
-    def take(length: int) -> bytes:
-        nonlocal offset
-        if offset + length > len(data):
-            raise ValueError("a field reaches beyond the header")
-        piece = bytes(data[offset : offset + length])
-        offset += length
-        return piece
-
-    model, tokenizer, regime, chunk_id = (take(length).decode() for length in lengths)
-    token_ids, before = unpack_ids(take(4 * tokens)), unpack_ids(take(4 * context))
-    checksums = take(layers * _CHECKSUM_BYTES)
+    sizes = (*lengths, 4 * tokens, 4 * context, layers * _CHECKSUM_BYTES)
+    pieces, end = [], _START.size + _FIELDS.size
+    for size in sizes:
+        pieces.append(bytes(data[end : end + size]))
+        end += size
+    if end > len(data):
+        raise ValueError("a field reaches beyond the header")
+    model, tokenizer, regime, chunk_id = (piece.decode() for piece in pieces[:4])
     return EntryHeader(
-        spec=KVSpec(model, tokenizer, layers, kv_heads, head_dim, _DTYPES[dtype]),
-        token_ids=token_ids,
-        context=before,
+        spec=_spec(model, tokenizer, layers, kv_heads, head_dim, _DTYPES[dtype]),
+        token_ids=unpack_ids(pieces[4]),
+        context=unpack_ids(pieces[5]),
         regime=regime,
         chunk_id=chunk_id,
         checksums=tuple(
-            checksums[i : i + _CHECKSUM_BYTES] for i in range(0, len(checksums), _CHECKSUM_BYTES)
+            pieces[6][i : i + _CHECKSUM_BYTES] for i in range(0, len(pieces[6]), _CHECKSUM_BYTES)
         ),
     )
+
+
+_spec = lru_cache(64)(KVSpec)  # most entries of a store have the same
 
 
 def header_length(start: bytes | memoryview, size: int, name: str) -> int:
@@ -285,12 +282,12 @@ def header_length(start: bytes | memoryview, size: int, name: str) -> int:
 
     Raises DamagedEntry, naming the file `name`, for what isn't one.
     """
-    return _needed(start, size, Path(name))
+    return _needed(start, size, name)
 
 
 def parse_header(data: bytes | memoryview, size: int, name: str) -> EntryHeader:
     """The header from its bytes, `header_length` of them, checked as `read_header` does."""
-    return _parse(memoryview(data), size, Path(name))
+    return _parse(memoryview(data), size, name)
 
 
 class EntryReader:
@@ -322,7 +319,7 @@ class EntryReader:
             os.close(descriptor)
         view = memoryview(mapped)
         self._view = view
-        self.header = _parse(view[: _needed(view, size, path)], size, path)
+        self.header = _parse(view[: _needed(view, size, path.name)], size, path.name)
         self._map = mapped
         self._part_bytes = self.header.spec.part_bytes(len(self.header.token_ids))
         self._checked = [False] * self.header.spec.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from cache_store.entry import EntryHeader
@@ -64,11 +65,11 @@ class Group:
     def decode(cls, key: str, value: bytes) -> Group:
         """Raises IntegrityError for bytes that `encode` didn't write."""
         try:
-            row = json.loads(value)
+            row = json.loads(value.decode())
             if row["v"] != _VERSION:
                 raise ValueError(f"version {row['v']}")
             return cls(
-                KVSpec(**row["spec"]),
+                _spec(**row["spec"]),
                 int(row["tokens"]),
                 str(row["chunk"]),
                 tuple(_member(*entry) for entry in row["entries"]),
@@ -78,6 +79,9 @@ class Group:
                 f"the index's list of entries of chunk {key[:12]} is damaged",
                 "run: cacheblend store verify --repair",
             ) from error
+
+
+_spec = lru_cache(64, typed=True)(KVSpec)  # most groups of a store have the same
 
 
 def _member(key: Any, regime: Any, context: Any) -> Member:

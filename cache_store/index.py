@@ -97,6 +97,15 @@ class Index(IndexDatabase):
         rows = self._ask(f"SELECT {COLUMNS} FROM Cache WHERE key = ? AND raw = 1", (key,))
         return self._entry(*rows[0]) if rows else None
 
+    def file_of(self, key: str) -> str | None:
+        """Path of one entry's file, checked as `entry` does."""
+        rows = self._ask("SELECT tag, mode, filename FROM Cache WHERE key = ? AND raw = 1", (key,))
+        if not rows:
+            return None
+        tag, mode, name = rows[0]
+        self._check(tag, mode)
+        return self._folder + self.disk.checked_name(name)
+
     def group(self, key: str) -> Group | None:
         """The list of a group's entries."""
         rows = self._ask(
@@ -183,14 +192,19 @@ class Index(IndexDatabase):
         hits: int,
     ) -> EntryRow:
         key = self.disk.get(key, raw)
+        tag = self._check(tag, mode)
+        group, saved = tag.removeprefix(_SAVED), tag.startswith(_SAVED)
+        return EntryRow(key, group, size, self.disk.path_of(name), stored, used, hits, saved)
+
+    @staticmethod
+    def _check(tag: object, mode: object) -> str:
         if mode != MODE_BINARY or not isinstance(tag, str):
             raise IntegrityError(
                 f"the store's index has a row of a kind it never writes (mode {mode!r}); "
                 "it was not loaded",
                 "run: cacheblend store verify --repair",
             )
-        group, saved = tag.removeprefix(_SAVED), tag.startswith(_SAVED)
-        return EntryRow(key, group, size, self.disk.path_of(name), stored, used, hits, saved)
+        return tag
 
     def uses(self, *, saved: bool) -> Iterator[Use]:
         """The uses of all entries that prompts saved, or of all others, in no order."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from diskcache.core import DBNAME
+from diskcache.core import DBNAME, Timeout
 
 from cache_store.database import (
     BUSY_SECONDS,
@@ -45,7 +45,7 @@ class IndexDatabase:
     ) -> None:
         """size_limit: of a new index, in bytes; one that is there already keeps its own.
         patience: how long reading, and opening for writing, wait for others, in seconds."""
-        self.path = directory / DBNAME
+        self.path, self._folder = directory / DBNAME, f"{directory}{os.sep}"
         self._patience = patience
         self._lock = threading.RLock()
         self._seen = threading.local()  # which file this thread's connection is of
@@ -76,6 +76,7 @@ class IndexDatabase:
         index = cls.__new__(cls)
         index.is_stand_in = True
         index.path, index.disk = directory / DBNAME, ChunkDisk(str(directory))
+        index._folder = f"{directory}{os.sep}"
         index._lock, index._limit = threading.RLock(), 0
         index._reader = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index._reader.execute(f"CREATE TABLE Cache ({COLUMNS}, value)")
@@ -83,18 +84,20 @@ class IndexDatabase:
         return index
 
     def _ask(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        with guarded(self.path):
+        try:
             if self._reader is not None:
                 with self._lock:
                     return self._reader.execute(sql, values).fetchall()
             if self._busy is not None and time.monotonic() < self._busy[0]:
                 raise self._busy[1]  # one wait for many questions
             self._follow()
+            return self._cache._sql(sql, values).fetchall()  # type: ignore[no-any-return]
+        except (sqlite3.Error, Timeout, OSError) as error:
             try:
                 with guarded(self.path):
-                    return self._cache._sql(sql, values).fetchall()  # type: ignore[no-any-return]
-            except StoreBusy as error:
-                self._busy = time.monotonic() + self._patience, error
+                    raise error
+            except StoreBusy as busy:
+                self._busy = time.monotonic() + self._patience, busy
                 raise
 
     def _follow(self) -> None:

@@ -202,24 +202,24 @@ class ReadableStore:
         """As `open_entry`, without counting as a use."""
         while True:
             try:
-                row = self._index.entry(key)
+                file = self._index.file_of(key)
             except (IntegrityError, StoreBusy) as error:
                 if isinstance(error, StoreBusy) and not self._going_on:
                     raise
                 raise DamagedEntry(error.message, error.hint) from error
-            if row is None:
+            if file is None:
                 raise NotFoundError(f"no entry {key[:12]} in the store at {self.path}")
             self._space.hold((key,))
             try:
-                reader = EntryReader(row.path, on_close=lambda: self._space.let_go((key,)))
+                reader = EntryReader(Path(file), on_close=lambda: self._space.let_go((key,)))
                 break
             except BaseException as error:
                 self._space.let_go((key,))
-                if not isinstance(error, DamagedEntry) or self._index.entry(key) == row:
+                if not isinstance(error, DamagedEntry) or self._index.file_of(key) == file:
                     raise  # else it went or was replaced between the two steps
         if reader.header.key != key:
             reader.close()
-            raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
+            raise DamagedEntry(f"chunk file {reader.path.name} holds another chunk")
         return reader
 
     def header(self, key: str) -> EntryHeader | None:
@@ -233,8 +233,8 @@ class ReadableStore:
         if key in self._passed_over:
             return None
         try:
-            row = self._index.entry(key)
-            return read_header(row.path) if row else None
+            file = self._index.file_of(key)
+            return read_header(file) if file else None
         except (IntegrityError, StoreBusy) as error:
             # An entry evicted between the two steps isn't damaged.
             if isinstance(error, DamagedEntry) and self._index.entry(key) is None:
