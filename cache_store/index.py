@@ -31,8 +31,8 @@ from cache_store.locks import folder_lock
 
 _PAGE = 4096
 _AT_ONCE = 500  # values in one query
-_TOUCHES = 64
-_TOUCH_SECONDS = 1.0
+_TOUCHES = 1024
+_TOUCH_SECONDS = 30.0
 _TOUCHES_AT_ONCE = 16  # rows: a transaction is to stay small, as its log is not reserved
 _SAVED, _AFTER_SAVED = "saved:", "saved;"
 
@@ -332,8 +332,8 @@ class Index(IndexDatabase):
             )
 
     def touch(self, key: str) -> None:
-        """Notes that an entry was used. Written now and then, several at once, and never while
-        another process writes, so that a prompt doesn't wait for it."""
+        """Notes that an entry was used. Written by `flush`; here only where nobody called that for
+        long, as a prompt waits for it, and never while another process writes."""
         with self._lock:
             now = self._now()
             if not self._touches:

@@ -248,6 +248,11 @@ class ReadableStore:
         if error.message not in self.damaged:
             self.damaged.append(error.message)
 
+    def note_uses(self) -> None:
+        """Writes down which entries were used, for every process; for after a prompt's answer."""
+        if not self.read_only:
+            self._index.flush()
+
     def pending_uploads(self) -> int:
         """How many entries a remote store is still to be given."""
         return int(self.catalog.ask("SELECT count(*) FROM upload")[0][0])

@@ -11,7 +11,8 @@ from engine.sources import KVStore, Source
 def account(
     store: KVStore | None, spec: KVSpec, found: Sequence[Source], *, strict: bool
 ) -> tuple[MissReason | None, ...]:
-    """Why each source missed, None for those that didn't; hits and misses are counted.
+    """Why each source missed, None for those that didn't; hits and misses are counted, uses
+    noted.
 
     For after the answer, and before what missed is stored. strict: KV behind other prefixes was
     not wanted.
@@ -29,6 +30,7 @@ def account(
         elif segment.kind == "chunk" and source.match is not None:
             store.counters.add("hit.exact" if source.status == "exact" else "hit.other_context")
         reasons.append(reason)
+    store.note_uses()
     return tuple(reasons)
 
 

@@ -102,6 +102,9 @@ class ThrottledStore:
     ) -> MissReason:
         return self._store.reason_for_miss(spec, token_ids, chunk_id, strict=strict)
 
+    def note_uses(self) -> None:
+        self._store.note_uses()
+
     @property
     def counters(self) -> Counters:
         return self._store.counters

@@ -388,11 +388,11 @@ def test_a_store_that_cannot_be_written_is_not_mended(
 def test_a_prompt_does_not_wait_for_who_mends_the_store(root: Path) -> None:
     with ChunkStore.open(root) as store:
         keys = [entry.key for entry in store.entries()]
-        store._index._touched_since = -1000.0  # its uses are to be noted now
         with folder_lock(root, alone=True):
             began = time.monotonic()
             for key in keys:
                 store.open_entry(key).close()
+            store.note_uses()
             store.counters.add("hit.exact")
             store.counters.flush()
             assert time.monotonic() - began < 10

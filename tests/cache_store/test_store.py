@@ -525,3 +525,17 @@ def test_threads_share_a_store(store: ChunkStore) -> None:
     assert failures == []
     assert len(list(store.entries())) == 16
     assert store.verify().problems == ()
+
+
+def test_opening_entries_writes_nothing_until_uses_are_noted(store: ChunkStore) -> None:
+    keys = [put(store, (number,)) for number in range(100)]
+
+    def hits() -> int:
+        with ChunkStore.open(store.path, read_only=True) as other:
+            return sum(entry.hits for entry in other.entries())
+
+    for key in keys:
+        store.open_entry(key).close()
+    assert hits() == 0
+    store.note_uses()
+    assert hits() == 100
