@@ -76,16 +76,16 @@ def drawn(found: tuple[Piece, ...], start: float, end: float, columns: int) -> l
     if end <= start or not columns:
         return cells
     step = (end - start) / columns
-    for column in range(columns):
-        low, high = start + column * step, start + (column + 1) * step
-        best = 0.0
-        for piece in found:
+    best = [0.0] * columns
+    for piece in found:
+        first = max(0, int((piece.start - start) / step) - 1)
+        last = min(columns, int((piece.end - start) / step) + 2)
+        for column in range(first, last):
+            low, high = start + column * step, start + (column + 1) * step
             shared = min(high, piece.end) - max(low, piece.start)
-            if shared <= 0:
-                continue
             weight = shared * (1e-6 if piece.part == "load" else 1)
-            if weight > best:
-                best, cells[column] = weight, piece.part
+            if weight > best[column]:
+                best[column], cells[column] = weight, piece.part
     return cells
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -13,6 +14,10 @@ from cbcli.progress import PLAIN_INTERVAL
 if TYPE_CHECKING:
     from cbcli.inspect.lines import Line
     from cbcli.inspect.theme import Look
+
+
+SPARSE = 100
+LONGEST = 1.0  # seconds that a picture stays, however long it takes to draw
 
 
 class Scene(Protocol):
@@ -59,7 +64,8 @@ class View:
 
 
 class Ticker:
-    """Calls something in a thread of its own, `interval` seconds after it last did."""
+    """Calls something in a thread of its own, `interval` seconds after it last did, or later: it
+    takes one part in SPARSE of the time of a core, for that is time that others don't have."""
 
     def __init__(self, action: Callable[[], None], interval: float) -> None:
         self._action, self._interval = action, interval
@@ -70,8 +76,12 @@ class Ticker:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ending.wait(self._interval):
+        wait = self._interval
+        while not self._ending.wait(wait):
+            began = time.thread_time()
             self._action()
+            took = time.thread_time() - began
+            wait = max(self._interval, min(SPARSE * took, LONGEST))
 
     def stop(self) -> None:
         """Not called again once this returns, unless it hangs: then it isn't waited for."""
