@@ -113,7 +113,7 @@ class AskScene:
         now, step = self._clock(), self._steps[-1]
         facts = f", {self._facts}" if self._facts else ""
         if step.name == "prefill" and self._prefill is not None and step.end is None:
-            facts = f", {self._computed(self._prefill)} of {self._layers} layers"
+            facts = f", {self._far(self._prefill)}"
         return f"{step.name}{facts}: {ms((step.end or now) - step.start)}"
 
     def lines(self, columns: int, rows: int | None, look: Look) -> list[Line]:
@@ -153,14 +153,18 @@ class AskScene:
         tokens = count_text(prefill.tokens, "tokens")
         if prefill.seconds is None:
             took = ms(now - prefill.began)
-            done = f"{self._computed(prefill)} of {self._layers} layers, {took}"
+            done = f"{self._far(prefill)}, {took}"
         else:
             done = f"first token after {ms(prefill.seconds)}"
         return line(span(f"{way}{tokens}: {done}", "bold"))
 
-    def _computed(self, prefill: _Prefill) -> int:
-        """Layers that are through."""
-        return self._layers if prefill.watch.logits else max(0, len(prefill.watch.starts) - 1)
+    def _far(self, prefill: _Prefill) -> str:
+        """How many layers are through."""
+        watch = prefill.watch
+        passed = watch.starts or watch.reads
+        done = self._layers if watch.logits else max(0, len(passed) - 1)
+        read = " read" if watch.reads and not watch.starts else ""
+        return f"{done} of {self._layers} layers{read}"
 
     def _waterfall(
         self, prefill: _Prefill, now: float, columns: int, most: int | None, look: Look

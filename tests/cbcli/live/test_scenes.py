@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from cbcli.inspect.lines import text_of
 from cbcli.inspect.theme import Look
 from cbcli.live.ask import AskScene, nice, way_of
 from cbcli.live.ingest import IngestScene
-from cbcli.live.view import View
+from cbcli.live.view import Ticker, View
 from engine.ingest import IngestReport
 from engine.ingest_plan import DocumentPlan, IngestPlan
 from engine.options import BlendOptions
@@ -158,7 +159,7 @@ def test_where_the_question_reads_first_its_reading_is_shown_before_any_layer_is
     watch.reads[1] = clock.now + 0.04
     clock.now += 0.05
     shown = texts(scene)
-    assert shown[0].endswith("0 of 6 layers, 50.0 ms")
+    assert shown[0].endswith("1 of 6 layers read, 50.0 ms")
     assert shown[3].split() == ["0", "▓" * 52, "40.0"]
     assert shown[4].split() == ["1", ">"]
     assert "read question" in "\n".join(shown)
@@ -205,6 +206,24 @@ def test_what_is_done_in_words() -> None:
     assert way_of(BlendOptions.of(mode="full")) == "full prefill"
     assert way_of(BlendOptions.of(mode="reuse")) == "reuse"
     assert way_of(BlendOptions.of(policy="key", threshold="0.5")) == "blend key threshold 0.5"
+
+
+def test_drawing_leaves_a_core_to_others_for_all_but_a_hundredth_of_the_time() -> None:
+    called: list[float] = []
+
+    def slow() -> None:
+        called.append(time.monotonic())
+        until = time.thread_time() + 0.005
+        while time.thread_time() < until:
+            pass
+
+    ticker = Ticker(slow, 0.001)
+    ticker.start()
+    while len(called) < 3:
+        time.sleep(0.01)
+    ticker.stop()
+    assert called[2] - called[1] >= 0.5
+    assert len(called) == 3
 
 
 HOSTILE = "\x1b]0;owned\x07 [bold]x[/bold] [/] \x9b2J 日本語のテキスト " + "é" * 50 + "\u202e"
