@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from cache_store.results import TierStats
 from cache_store.store import StoreStats
+from cache_store.tiers.addresses import masked
 from cbcli.audit_report import AuditReport
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
-from cbcli.store_access import StoreDir, reading
+from cbcli.settings import Settings
+from cbcli.store_access import StoreDir, reading, store_settings
 from cbcli.units import count_text, duration_text, size_text
 
 EXAMPLES = examples("cacheblend store stats", "cacheblend store stats --json | jq .counters")
@@ -36,11 +39,13 @@ def stats(
 
     Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = store_settings(store_dir)
     with reading(store_dir) as store:
         found = store.stats()
         counters = store.counters.read()
         pending = store.pending_uploads()
         audited = AuditReport.of(store)
+    tiers = _tiers(settings, found, pending)
     audited.warn(out)
     if json:
         out.data(
@@ -48,13 +53,49 @@ def stats(
                 **asdict(found),
                 "counters": counters,
                 "pending_uploads": pending,
+                "tiers": [_described(tier) for tier in tiers],
                 "audit": audited.described(),
             }
         )
     else:
         uploads = [("to upload", count_text(pending, "entries"))] if pending else []
-        out.pairs([*_stat_pairs(found), *_counter_pairs(counters), *uploads])
+        out.pairs([*_stat_pairs(found), *_counter_pairs(counters), *_tier_pairs(tiers), *uploads])
         audited.show(out)
+
+
+def _tiers(settings: Settings, found: StoreStats, pending: int) -> list[TierStats]:
+    """The tiers that the settings name, nearest first. What is in memory is known to the process
+    that keeps it alone, and what a remote holds to the remote."""
+    tiers = [TierStats("disk", found.path, found.used, found.limit, found.hits)]
+    if settings.memory_limit:
+        tiers.insert(0, TierStats("memory", "", None, settings.memory_limit, 0))
+    if settings.remote is not None:
+        tiers.append(TierStats("remote", masked(settings.remote), None, None, 0, pending))
+    return tiers
+
+
+def _described(tier: TierStats) -> dict[str, object]:
+    return {
+        "name": tier.name,
+        "where": tier.where or None,
+        "bytes": tier.nbytes,
+        "limit": tier.limit,
+        "pending": tier.pending,
+    }
+
+
+def _tier_pairs(tiers: Sequence[TierStats]) -> list[tuple[str, object]]:
+    """A line a tier, where there is more than the disk."""
+    lines = []
+    for tier in tiers if len(tiers) > 1 else ():
+        if tier.name == "memory":
+            size = f"up to {size_text(tier.limit or 0)}, each process its own"
+        elif tier.nbytes is None:
+            size = f"{tier.where}, of unknown size"
+        else:
+            size = size_text(tier.nbytes)
+        lines.append(f"{tier.name:6}  {size}")
+    return [("tiers", "\n".join(lines))] if lines else []
 
 
 def _counter_pairs(counters: Mapping[str, int]) -> list[tuple[str, object]]:

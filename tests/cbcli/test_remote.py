@@ -64,6 +64,24 @@ def test_a_remote_that_is_down_is_told_and_pushed_to_later(
     assert world.json("store", "push", "--all", *there)["left"] == 0
 
 
+def test_stats_tells_the_bytes_of_each_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.json("ingest", "docs")
+    alone = world.json("store", "stats")
+    assert [(tier["name"], tier["bytes"]) for tier in alone["tiers"]] == [("disk", alone["used"])]
+    assert not any(line.startswith("tiers") for line in world("store", "stats").stdout.splitlines())
+    monkeypatch.setenv("CACHEBLEND_MEMORY_LIMIT", "2MB")
+    monkeypatch.setenv("CACHEBLEND_REMOTE", "redis://me:sesame@127.0.0.1:6399/1")
+    found = world.json("store", "stats")
+    memory, disk, remote = found["tiers"]
+    assert (memory["name"], memory["bytes"], memory["limit"]) == ("memory", None, 2_000_000)
+    assert (disk["bytes"], disk["limit"]) == (found["used"], found["limit"])
+    assert (remote["bytes"], remote["where"]) == (None, "redis://***@127.0.0.1:6399/1")
+    shown = world("store", "stats")
+    assert "tiers" in shown.stdout
+    assert "2.0 MB, each process its own" in shown.stdout
+    assert "sesame" not in shown.output
+
+
 def test_doctor_looks_at_the_remote(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> dict[str, object]:
         found = world.json("doctor", "--no-probe")["checks"]
