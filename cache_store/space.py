@@ -160,13 +160,23 @@ class Space:
     def _unknown_bytes(self) -> int:
         """Bytes of what the index doesn't speak of. Not all bytes less the index's: it may speak of
         files that are gone, which are put back without being counted again."""
-        known = {*self._databases, *self._folders, *self._logs}
-        sizes, kv = self._index.file_sizes(), self._index.path.parent
-        total = 0
-        for path, status in walk(self._root):
-            if path not in known and path.parent not in self._folders[2:4]:
-                said = sizes.get(path.name, 0) if path.parent == kv else 0
-                total += max(0, status.st_blocks * 512 - said)
+        known = set(map(str, (*self._databases, *self._folders, *self._logs)))
+        counted, kv = set(map(str, self._folders[2:4])), str(self._index.path.parent)
+        sizes, total = self._index.file_sizes(), 0
+        folders = [str(self._root)]
+        while folders:  # as `walk`, without a `Path` for each of what may be very many
+            folder = folders.pop()
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
+                for item in items:
+                    try:
+                        status = item.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        folders.append(item.path)
+                    if item.path not in known and folder not in counted:
+                        said = sizes.get(item.name, 0) if folder == kv else 0
+                        total += max(0, status.st_blocks * 512 - said)
         return total
 
     def _database_bytes(self) -> int:

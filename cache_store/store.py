@@ -172,6 +172,7 @@ class ChunkStore(ReadableStore):
                 stack.enter_context(self._space.parting(self._replaced(key)))
                 self._index.set_entry(key, staged, header.group, saved)
                 self._list(header)
+        self._passed_over.discard(key)  # it's another file now
 
     def _replaced(self, key: str) -> int:
         """Bytes of a damaged entry that is about to be replaced."""

@@ -15,7 +15,17 @@ from xxhash import xxh3_128
 from cache_store.entry import read_header
 from cache_store.errors import DamagedEntry, NotFoundError
 from cache_store.store import ChunkStore
-from tests.cache_store.support import CONTEXT, SPEC, file_of, make_layers, put, read, scaled
+from tests.cache_store.support import (
+    CONTEXT,
+    SPEC,
+    file_of,
+    files,
+    flip,
+    make_layers,
+    put,
+    read,
+    scaled,
+)
 
 IDS, OTHER = (11, 12, 13, 14, 15), (21, 22, 23, 24, 25)
 Damage = tuple[str, bytes]
@@ -176,3 +186,16 @@ def test_verify_names_each_and_repair_takes_no_other(tmp_path: Path) -> None:
         assert (report.repaired, len(report.problems)) == (len(bad), len(bad))
         assert store.verify().problems == ()
         assert {entry.key for entry in store.entries()} == set(keys) - bad
+
+
+def test_what_is_stored_anew_in_the_place_of_one_in_use_is_found(store: ChunkStore) -> None:
+    key = put(store, IDS)
+    flip(file_of(store, key), -1)
+    with ChunkStore.open(store.path) as other, other.open_entry(key):
+        assert store.discard(key) == 0  # another process reads it
+        assert not store.contains(SPEC, IDS, CONTEXT)
+        assert put(store, IDS) == key
+        assert store.contains(SPEC, IDS, CONTEXT)
+        before = files(store)
+        put(store, IDS)
+        assert files(store) == before  # not written again and again
