@@ -77,7 +77,9 @@ class ReadableStore:
                 raise fault
             if not self.read_only:
                 try:
-                    return Index(kv, read_only=False, patience=READ_SECONDS)
+                    # A limit, too: a crash may have left an index that was never written.
+                    limit = limit_bytes
+                    return Index(kv, read_only=False, size_limit=limit, patience=READ_SECONDS)
                 except StoreBusy as busy:  # something else writes for long: it can be read
                     self._do_without(busy)
             return Index(kv, read_only=True, patience=READ_SECONDS)

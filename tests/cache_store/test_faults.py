@@ -16,7 +16,7 @@ from cache_store.catalog import ChunkText
 from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy, UsageError
 from cache_store.keys import chunk_id
 from cache_store.locks import folder_lock
-from cache_store.rebuild import mend
+from cache_store.rebuild import OnDamage, mend
 from cache_store.store import ChunkStore
 from tests.cache_store.support import (
     CONTEXT,
@@ -416,3 +416,16 @@ def test_an_index_lost_beside_a_catalog_of_an_older_version(root: Path) -> None:
     ]  # it doesn't lock itself out
     with ChunkStore.open(root) as store:
         assert len(store.catalog.documents()) == 1
+
+
+_WAYS: tuple[OnDamage, ...] = ("go_on", "mend", "raise")
+
+
+def test_a_store_that_was_never_finished_gets_a_limit_from_who_opens_it(tmp_path: Path) -> None:
+    for number, on_damage in enumerate(_WAYS):
+        root = tmp_path / str(number)
+        (root / "kv").mkdir(parents=True)
+        index(root).touch()  # as a crash leaves it
+        with ChunkStore.open(root, limit_bytes=LIMIT, on_damage=on_damage) as store:
+            assert store.limit == LIMIT
+            put(store, CHUNKS[0])
