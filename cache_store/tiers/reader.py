@@ -101,13 +101,16 @@ class RemoteReader(ClosingReader):
             )
         self._tier.bytes_read += view.nbytes
 
-    def complete(self) -> Layers:
+    def complete(self, given_up: Callable[[], bool] = lambda: False) -> Layers:
         """All layers, those that weren't needed read now, without a prompt waiting for them.
 
-        Raises LostEntry, RemoteError.
+        given_up: asked before each request, whether it is still wanted. Raises LostEntry,
+        RemoteError.
         """
         for index, span in enumerate(self._span_of):
             if index not in self._data:
+                if given_up():
+                    raise LostEntry(f"entry {self.header.key[:12]} is no longer wanted")
                 asked = self._asked.get(span)
                 come = asked is not None and asked.done() and not asked.cancelled()
                 data = asked.result() if asked is not None and come else None

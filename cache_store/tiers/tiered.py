@@ -189,7 +189,7 @@ class TieredStore(ChunkStore):
     def _read_through(self, reader: RemoteReader) -> None:
         header = reader.header
         with contextlib.suppress(CacheblendError):  # no room here, or the remote fails: no matter
-            layers = reader.complete()
+            layers = reader.complete(lambda: self._background.closing)
             if not self.read_only:
                 self._put_local(header, layers, saved=self._is_one_off(header))
                 if self._worth_memory(header):

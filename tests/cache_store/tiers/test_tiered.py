@@ -11,6 +11,7 @@ from cache_store.errors import NotFoundError
 from cache_store.keys import entry_key, group_key
 from cache_store.store import ChunkStore
 from cache_store.tiers import reader as reader_module
+from cache_store.tiers import tiered as tiered_module
 from cache_store.tiers.breaker import Breaker
 from cache_store.tiers.naming import entry_name
 from cache_store.tiers.protocol import LostEntry, RemoteError, RemoteRefused
@@ -139,6 +140,36 @@ def test_a_reader_closed_early_still_brings_the_whole_entry(b: TieredStore) -> N
     b.open_entry(match.key).close()
     b.settle()
     assert layers_read(b, match.key) == ("disk", make_layers(SPEC, len(IDS)))
+
+
+def test_closing_asks_a_slow_remote_for_nothing_more(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "SPAN_BYTES", 1)  # each layer by itself
+    monkeypatch.setattr(tiered_module, "CLOSE_SECONDS", 0.05)
+    with machine(tmp_path / "a", shelf) as a:
+        put(a, IDS, spec=BIG)
+        assert a.push() == 0
+    b = machine(tmp_path / "b", shelf)
+    match = b.find(BIG, IDS, CONTEXT)
+    assert match is not None
+    closing = threading.Event()
+    leave = b._background.settle
+
+    def slow(operation: str) -> None:
+        if operation == "get":
+            closing.wait(10)
+
+    def settle(seconds: float | None = None) -> None:
+        leave(seconds)
+        threading.Timer(0.2, closing.set).start()  # by then it has given up
+
+    monkeypatch.setattr(b._background, "settle", settle)
+    shelf.requests.clear()
+    shelf.before = slow
+    b.open_entry(match.key).close()
+    b.close()
+    assert shelf.count("get") <= 2 < BIG.layers
 
 
 # Downloads for an ingest.
