@@ -114,7 +114,8 @@ class Actor:
                     chunk_id=chunk_id(str(number)),
                 )
                 store.protect(key)
-                if store.has_entry(key):  # it could go until it was protected, not after
+                told = store._space.lease.add((key,))  # not where even that finds no room
+                if told and store.has_entry(key):  # it could go until it was protected, not after
                     kept.append((number, key))
             texts = [ChunkText(chunk_id(str(n)), str(n), 0, 1, 1) for n, _ in kept]
             store.catalog.replace_document(f"{self.seed}", "d", "{}", texts)
