@@ -71,8 +71,9 @@ class Lease:
                 room = True
             yield room
 
-    def add(self, keys: Iterable[str], *, computing: bool = False) -> bool:
-        """Lists keys, as kept or as being computed; whether all of them are in the file now.
+    def add(self, keys: Iterable[str], *, computing: bool = False, grow: bool = True) -> bool:
+        """Lists keys, as kept or as being computed; whether all of them are in the file now. grow:
+        the file may take more space, which no transaction may be around.
 
         What can't be written, as in a store that is full, isn't listed: this process keeps its
         entries all the same, others may not.
@@ -85,6 +86,8 @@ class Lease:
             data = b"".join(mark + key.encode() + b"\n" for key in new)
             if not data:
                 return True
+            if not grow and self._length + len(data) > self._taken:
+                return False
             try:
                 self._grow(self._length + len(data))
                 os.pwrite(self._descriptor, data, self._length)

@@ -275,6 +275,16 @@ class ChunkStore(ReadableStore):
             self._promote(key)
             self._space.lease.add((key,))
 
+    def protected(self, keys: Iterable[str]) -> set[str]:
+        """Protects entries; those of them that are there and no eviction under way takes."""
+        wanted = set(keys)
+        for key in wanted:
+            self.protect(key)
+        if wanted and not self.read_only:
+            with self._index.transaction():  # such an eviction is through now
+                pass
+        return {key for key in wanted if self.has_entry(key)}
+
     def claim(self, key: str) -> bool:
         """Says that this process is about to compute an entry; False where another is at it, or
         was until now. A claim ends with the process or this store, or when it is stored."""
@@ -282,7 +292,7 @@ class ChunkStore(ReadableStore):
             if key in self._space.leases.computing():
                 return False
             if room:  # else others aren't told, and may compute it, too
-                self._space.lease.add((key,), computing=True)
+                self._space.lease.add((key,), computing=True, grow=False)
         return True
 
     @contextlib.contextmanager

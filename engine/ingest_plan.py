@@ -175,10 +175,12 @@ class Cutter:
                 held[prefix_key] = PREFIX
             else:
                 damaged.add(PREFIX)
-        checked = self._check(held, texts, on_bytes)
-        for key in checked.damaged:
+        there = self.store.protected(held)
+        gone = {key for key in held if key not in there}
+        checked = self._check({k: n for k, n in held.items() if k in there}, texts, on_bytes)
+        damaged |= {held[key] for key in checked.damaged}
+        for key in (*gone, *checked.damaged):
             name = held.pop(key)
-            damaged.add(name)
             if name != PREFIX:
                 ids = self.model.tokenizer.encode(texts[name].text)
                 places[name] = self._place(ids, self.model.chunk_context)
@@ -246,10 +248,7 @@ class Cutter:
         context = self.model.chunk_context
         regime = self.model.regime(len(context) + len(token_ids))
         match = self.store.find(self.model.spec, token_ids, context, regime=regime)
-        if match is None or not match.exact:
-            return None
-        self.store.protect(match.key)  # and then see that nobody removed it before
-        return match.key if self.store.has_entry(match.key) else None
+        return match.key if match is not None and match.exact else None
 
     def predicted_bytes(self, tokens: int) -> int:
         """Bytes on disk of a chunk's entry."""

@@ -113,9 +113,8 @@ class Actor:
                     layers_of(number, 1),
                     chunk_id=chunk_id(str(number)),
                 )
-                store.protect(key)
-                told = store._space.lease.add((key,))  # not where even that finds no room
-                if told and store.has_entry(key):  # it could go until it was protected, not after
+                there = store.protected([key])  # it could go until it was protected, not after
+                if there and store._space.lease.add((key,)):  # false where there is no room for it
                     kept.append((number, key))
             texts = [ChunkText(chunk_id(str(n)), str(n), 0, 1, 1) for n, _ in kept]
             store.catalog.replace_document(f"{self.seed}", "d", "{}", texts)
