@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cache_store.reading
+import cache_store.verify
 from cache_store.catalog import ChunkText
 from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy, UsageError
 from cache_store.keys import chunk_id
@@ -35,6 +36,12 @@ from tests.cache_store.support import (
 CHUNKS = [(n, n + 1, n + 2) for n in range(12)]
 TEXT = "The tide turns twice a day."
 LIMIT = 2**25
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `verify` needn't wait whether what it sees is only changing."""
+    monkeypatch.setattr(cache_store.verify, "_CHANGE_SECONDS", 0.0)
 
 
 @pytest.fixture
