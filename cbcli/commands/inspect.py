@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 app = typer.Typer(**app_options())
 
 FORMATS = ("text", "json", "csv", "html", "svg", "png")
+STDOUT = Path("-")
 VIEWS = ("tokens", "layers", "time", "compare")
+ASKING = ("knobs", "chunks")  # there is nothing to print of them
 
 
 @app.command(
@@ -49,14 +52,14 @@ def inspect(
         int | None, typer.Option("--last", min=1, help="The last so many runs instead.")
     ] = None,
     view: Annotated[
-        str, typer.Option("--view", help="tokens, layers, time or compare.")
+        str, typer.Option("--view", help="tokens, layers, time, compare, knobs or chunks.")
     ] = "tokens",
     format: Annotated[
         str | None,
         typer.Option("--format", "-f", help="text, json, csv, html, svg or png, and no view."),
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write that to, in place of stdout.")
+        Path | None, typer.Option("--out", "-o", help="File to write that to; -: stdout.")
     ] = None,
     size: Annotated[
         str, typer.Option("--size", help="Columns and lines of an svg.", metavar="COLSxLINES")
@@ -80,22 +83,24 @@ def inspect(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     wanted = wanted_format(format, json, out_file)
-    if view not in VIEWS:
-        raise UsageError(f"--view {view} is none", f"one of {', '.join(VIEWS)}")
+    views = VIEWS if wanted else (*VIEWS, *ASKING)
+    if view not in views:
+        where = " without a terminal" if view in ASKING else ""
+        raise UsageError(f"--view {view} is none{where}", f"one of {', '.join(views)}")
     columns, lines = parse_size(size)
+    check_out(out_file, [Path(name) for name in trace or []])
     wish = asked(trace or [], chunk or [], last)
     options: dict[str, object] = {"model": model, "store": store}
     traces = [] if wish else load_traces([Path(name) for name in trace or []], last)
     if wanted is None:
-        _view(out, traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
-        return
+        _view(traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
     if wish is not None:
         from cbcli.inspect.engine_runner import EngineRunner
 
         traces = [EngineRunner(options).run(wish, lambda said: out.note(said, level=1))]
     looks = {"dark": not light, "ascii": ascii}
     data = render(wanted, traces, view, (columns, lines), at=at, **looks)
-    if out_file is not None:
+    if out_file is not None and out_file != STDOUT:
         out_file.write_bytes(data)
         out.note(f"wrote {out_file}")
         return
@@ -104,10 +109,23 @@ def inspect(
     _write(data)
 
 
+def check_out(file: Path | None, traces: Sequence[Path]) -> None:
+    """Raises UsageError for a file that cannot be written, before anything is computed for it, and
+    for one of the traces themselves."""
+    if file is None or file == STDOUT:
+        return
+    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+        raise UsageError(f"--out: {file} is no file to write", "name another file")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"--out: there is no folder {file.parent}", "make it first")
+    if file.exists() and any(trace.exists() and file.samefile(trace) for trace in traces):
+        raise UsageError(f"--out: {file} is the trace itself", "name another file")
+
+
 def asked(names: Sequence[str], chunks: Sequence[str], last: int | None) -> Wish | None:
     """The question, where there is one and no file: with --chunk, or of several words. Raises
     UsageError."""
-    several = len(names) == 1 and len(names[0].split()) > 1 and not Path(names[0]).exists()
+    several = len(names) == 1 and len(names[0].split()) > 1 and not _is_file(names[0])
     if not chunks and not several:
         return None
     if len(names) != 1 or last is not None:
@@ -117,8 +135,14 @@ def asked(names: Sequence[str], chunks: Sequence[str], last: int | None) -> Wish
     return Wish(names[0], tuple(chunks))
 
 
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # longer than a name may be
+        return False
+
+
 def _view(
-    out: Output,
     traces: Sequence[Trace],
     wish: Wish | None,
     options: dict[str, object],
@@ -127,8 +151,8 @@ def _view(
     at: int | None,
     dark: bool,
     ascii: bool,
-) -> None:
-    """Shows the application until it is left."""
+) -> NoReturn:
+    """Shows the application until it is left, and ends the process."""
     from cbcli.inspect.app import InspectApp
     from cbcli.inspect.session import Session
 
@@ -138,7 +162,7 @@ def _view(
         return EngineRunner(options)
 
     session = Session(runner)
-    InspectApp(
+    app = InspectApp(
         traces,
         view=view,
         at=at,
@@ -146,9 +170,9 @@ def _view(
         ascii=ascii,
         session=session,
         wish=wish,
-    ).run()
-    if session.busy:
-        out.note("the run under way ends first")
+    )
+    app.run()
+    session.leave(app.return_code or 0)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -188,7 +212,9 @@ def wanted_format(format: str | None, json: bool, out_file: Path | None) -> str 
     """What to print; None: the view, on a terminal. Raises UsageError."""
     if json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} exclude each other", "give one of them")
-    wanted = "json" if json else format
+    wanted = "json" if json else format.lower() if format else format
+    if wanted is None and out_file == STDOUT:
+        return "text"
     if wanted is None and out_file is not None:
         suffix = out_file.suffix.lower().lstrip(".")
         wanted = {"txt": "text", "htm": "html", "": "text"}.get(suffix, suffix)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from cbcli.inspect.runner import Cancelled, Runner, StoredChunk, Wish
 from engine.trace.record import Trace
+
+GRACE = 0.2  # seconds that leaving waits for what is about to end
 
 
 class Session:
@@ -20,10 +26,11 @@ class Session:
         self.said = ""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runner")
         self._cancelled = threading.Event()
-        self._future: Future[Trace] | None = None
+        self._last: Future[Any] | None = None  # the thread does one after the other
 
     def chunks(self) -> Future[Sequence[StoredChunk]]:
-        return self._pool.submit(lambda: self._runner().chunks())
+        self._last = found = self._pool.submit(lambda: self._runner().chunks())
+        return found
 
     def _runner(self) -> Runner:
         if self._made is None:
@@ -34,8 +41,8 @@ class Session:
         """Begins a run; its future raises Cancelled where it was cancelled meanwhile."""
         self._cancelled = cancelled = threading.Event()
         self.said = "waits for what was cancelled to end"
-        self._future = self._pool.submit(self._run, wish, cancelled)
-        return self._future
+        self._last = found = self._pool.submit(self._run, wish, cancelled)
+        return found
 
     def _run(self, wish: Wish, cancelled: threading.Event) -> Trace:
         def say(text: str) -> None:
@@ -55,8 +62,25 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether something is still being computed."""
-        return self._future is not None and not self._future.done()
+        return self._last is not None and not self._last.done()
 
     def close(self) -> None:
         self.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def leave(self, code: int) -> NoReturn:
+        """Ends the process, without waiting for the run under way: what that would have given
+        nobody sees, and a store is sound whenever a process ends. Raises SystemExit where no run
+        is."""
+        self.close()
+        try:
+            if self._last is not None:
+                self._last.exception(timeout=GRACE)
+        except TimeoutError:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)  # at its end Python would wait for the thread
+        except (CancelledError, Cancelled):
+            pass
+        sys.exit(code)

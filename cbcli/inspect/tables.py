@@ -11,9 +11,11 @@ from typing import Any
 
 from cbcli.inspect.layermap import layer_facts, overlap_of
 from cbcli.inspect.run import Run
+from cbcli.text import visible
 from engine.trace import to_json
 
 Row = dict[str, Any]
+FORMULA = ("=", "+", "-", "@")  # what begins one, in some spreadsheet
 
 
 def token_rows(run: Run) -> list[Row]:
@@ -111,13 +113,22 @@ def rows_of(view: str, run: Run) -> Sequence[Row]:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Rows as CSV, their keys as the first line."""
+    """Rows as CSV, their keys as the first line. Texts are for reading: their control characters
+    are shown as signs, and before one that a spreadsheet would take for a formula stands a '. JSON
+    has texts as they are."""
     out = io.StringIO()
     if rows:
         writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return "'" + text if text.lstrip()[:1] in FORMULA else text
 
 
 def json_text(runs: Sequence[Run]) -> str:

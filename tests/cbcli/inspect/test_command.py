@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from cbcli.commands.inspect import wanted_format
+from cbcli.commands.inspect import asked, wanted_format
 from cbcli.inspect.run import Run
-from cbcli.inspect.tables import as_json
+from cbcli.inspect.tables import as_json, csv_text
 from engine.trace import keep, read, write
 from engine.trace.record import Trace
 from tests.cbcli.inspect.support import example
@@ -68,6 +69,52 @@ def test_files_are_read_and_written(home: Path) -> None:
     assert len(time.splitlines()) == 31
 
 
+def test_out_spares_the_trace_itself_and_knows_stdout(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    path = home / "run.cbtrace"
+    write(kept(1), path)
+    before = path.read_bytes()
+    result = inspect(home, "run.cbtrace", "--format", "text", "--out", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert path.read_bytes() == before
+    assert inspect(home, str(path), "--out", "-").stdout == inspect(home, str(path)).stdout
+    assert inspect(home, str(path), "-f", "CSV", "--out", "-").stdout.startswith("position,id")
+    assert not (home / "-").exists()
+
+
+def test_a_question_may_be_longer_than_a_file_name() -> None:
+    assert asked(["why is it so " * 500], [], None) is not None
+
+
+def test_csv_drives_neither_spreadsheets_nor_terminals() -> None:
+    texts = ["=1+2", " +x", "@y", "-z", "\x1b[2J", "fine", "\x9b2J"]
+    shown = csv_text([{"text": text, "score": -1.5} for text in texts])
+    cells = [row["text"] for row in csv.DictReader(io.StringIO(shown))]
+    assert cells == ["'=1+2", "' +x", "'@y", "'-z", "␛[2J", "fine", "\\x9b2J"]
+    assert ",-1.5" in shown
+
+
+def test_leaving_does_not_wait_for_a_run() -> None:
+    """Nor does the process that is left: it ends long before the run would."""
+    code = (
+        "import time\nfrom cbcli.inspect.runner import Wish\n"
+        "from cbcli.inspect.session import Session\n"
+        "class Slow:\n    def run(self, wish, say):\n        time.sleep(600)\n"
+        "session = Session(Slow)\nsession.run(Wish('Who?'))\nprint('left')\nsession.leave(3)\n"
+    )
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "left\n", "")
+
+
 @pytest.mark.parametrize("redirected", ["stdin", "stdout", "stderr"])
 def test_the_view_needs_all_of_a_terminal(redirected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdin", "stdout", "stderr"):
@@ -86,6 +133,9 @@ def test_ascii_text_is_ascii(home: Path) -> None:
     ("args", "word"),
     [
         (("--view", "pixels"), "tokens, layers"),
+        (("--view", "knobs"), "without a terminal"),
+        (("--out", "."), "no file to write"),
+        (("--out", "nowhere/run.json"), "no folder nowhere"),
         (("--format", "pdf"), "text, json"),
         (("--format", "csv", "--json"), "exclude"),
         (("--size", "wide"), "120x40"),
