@@ -35,7 +35,8 @@ KEYS = {
     "time: next layer": ("3", "down"),
 }
 FIRST_SCREEN = """
-import asyncio, sys
+import asyncio, gc, sys
+gc.disable()  # as the command does
 from pathlib import Path
 from cbcli.commands.inspect import load_traces
 from cbcli.inspect.app import InspectApp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -90,6 +91,8 @@ def inspect(
     columns, lines = parse_size(size)
     check_out(out_file, [Path(name) for name in trace or []])
     wish = asked(trace or [], chunk or [], last)
+    if wanted is None:
+        gc.disable()  # until the first screen, sooner by a tenth: nothing made till then is garbage
     options: dict[str, object] = {"model": model, "store": store}
     traces = [] if wish else load_traces([Path(name) for name in trace or []], last)
     if wanted is None:

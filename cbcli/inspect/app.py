@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -195,6 +196,7 @@ class InspectApp(App[None]):
     def on_mount(self) -> None:
         self.theme_changed_signal.subscribe(self, lambda _: self._recolour())
         self.call_after_refresh(self._present)
+        self.call_after_refresh(self._collect)
         if self._asked is not None:
             self.call_after_refresh(self.action_start_run)
 
@@ -212,6 +214,12 @@ class InspectApp(App[None]):
         if self.shown in ("knobs", "chunks"):
             self._look_into_store()
         view.take_focus()
+
+    def _collect(self) -> None:
+        """Collects garbage again, where the command put that off; what is there by now stays."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
 
     def _recolour(self) -> None:
         for view in self.query(View):

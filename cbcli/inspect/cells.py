@@ -96,6 +96,13 @@ def _groups(
     if plain.all():
         kinds = np.where(codes == 0x20, SPACE, TEXT).astype(np.int8)
         return np.arange(len(text)), list(text), kinds, np.ones(len(text), np.int32)
+    unique, each = np.unique(codes, return_inverse=True)
+    signs = [_shown(chr(code), ascii) for code in unique.tolist()]
+    if all(columns for _, _, columns in signs):  # without marks every character is a group
+        cells = np.array([cell for cell, _, _ in signs], dtype=object)
+        kinds = np.array([kind for _, kind, _ in signs], dtype=np.int8)[each]
+        sizes = np.array([columns for _, _, columns in signs], dtype=np.int32)[each]
+        return np.arange(len(text)), cells[each].tolist(), kinds, sizes
     begins: list[int] = []
     shown: list[str] = []
     kinds_: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -153,20 +154,17 @@ def _wrapped(
     behind spaces and wide characters, then anywhere."""
     widths, kinds = cells.widths[low:high], cells.kinds[low:high]
     count = high - low
-    reach = np.concatenate([[0], np.cumsum(widths)])
-    newlines = np.flatnonzero((kinds == NEWLINE) & (not flow))
+    reach = [0, *np.cumsum(widths).tolist()]
+    newlines = np.flatnonzero((kinds == NEWLINE) & (not flow)).tolist()
     breaks = (kinds != TEXT) | (widths > 1)
-    last_break: npt.NDArray[np.int64] = reach
-    if count:
-        last_break = np.maximum.accumulate(np.where(breaks, np.arange(count), -1))
+    last_break = np.maximum.accumulate(np.where(breaks, np.arange(count), -1)) if count else breaks
     rows: list[Row] = []
     at = 0
     while at < count:
-        end = int(np.searchsorted(reach, reach[at] + columns, side="right")) - 1
-        end = max(end, at + 1)
-        line_end = np.searchsorted(newlines, at)
+        end = max(bisect_right(reach, reach[at] + columns) - 1, at + 1)
+        line_end = bisect_left(newlines, at)
         if line_end < len(newlines) and newlines[line_end] <= end:
-            end = min(int(newlines[line_end]) + 1, count)
+            end = min(newlines[line_end] + 1, count)
         elif end < count:
             if kinds[end] == 1:  # a space at the edge
                 end += 1
