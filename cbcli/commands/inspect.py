@@ -243,9 +243,10 @@ def render(
     ascii: bool = False,
 ) -> bytes:
     """The traces in a format. Of several a png has the first, a csv too."""
+    from cbcli.inspect.reuse import known_runs
     from cbcli.inspect.run import Run
 
-    runs = [Run(trace) for trace in traces]
+    runs = [Run(trace, lambda: known_runs(traces)) for trace in traces]
     if wanted == "svg":
         from cbcli.inspect.picture import screen
 

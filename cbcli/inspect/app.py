@@ -26,6 +26,7 @@ from cbcli.inspect.export import ExportScreen, free_name, write_new
 from cbcli.inspect.help import HelpScreen, help_text
 from cbcli.inspect.knobs import KnobsView
 from cbcli.inspect.layers import LayersView
+from cbcli.inspect.reuse import known_runs
 from cbcli.inspect.run import Run
 from cbcli.inspect.runner import Cancelled, StoredChunk, Wish
 from cbcli.inspect.session import Session
@@ -143,7 +144,7 @@ class InspectApp(App[None]):
         # Without colours none at all, not greys in their place.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.set_class(ascii, "-ascii")
-        self.runs = [Run(trace) for trace in traces]
+        self.runs = [Run(trace, self._known) for trace in traces]
         self.ascii = ascii
         self.folder = folder or Path.cwd()
         self.token = 0
@@ -214,6 +215,9 @@ class InspectApp(App[None]):
         if self.shown in ("knobs", "chunks"):
             self._look_into_store()
         view.take_focus()
+
+    def _known(self) -> Iterable[Trace]:
+        return known_runs([run.trace for run in self.runs])
 
     def _collect(self) -> None:
         """Collects garbage again, where the command put that off; what is there by now stays."""
@@ -324,7 +328,7 @@ class InspectApp(App[None]):
             self.notify(failure.hint or failure.message, severity="error", markup=False)
             return
         self.running = False
-        run = Run(trace)
+        run = Run(trace, self._known)
         self.runs.append(run)
         view.tell(f"run {len(self.runs)} done after {monotonic() - began:.1f} s", "good")
         if self.current == len(self.runs) - 1:

@@ -12,7 +12,7 @@ from cbcli.inspect.lines import Line, Span, bar, left, line, right, span
 from cbcli.inspect.run import Run, number_text
 from cbcli.inspect.theme import Look
 from engine.trace.heat import edges, pooled
-from engine.trace.overlap import overlaps
+from engine.trace.overlap import of_trace
 from engine.trace.overlap import values as deviation_of
 
 EACH = "of each layer"  # a scale: every layer by itself
@@ -234,7 +234,7 @@ class Overlap:
 
 def overlap_of(run: Run) -> Overlap | None:
     """The check layer, what its policy looks at, and as many tokens as were selected; layer 1
-    where the policy checks none. None where deviations weren't recorded."""
+    where the policy checks none. None where deviations weren't recorded, or of exact KV alone."""
     deviations = run.trace.deviations
     if deviations is None or not len(deviations.layers):
         return None
@@ -245,8 +245,13 @@ def overlap_of(run: Run) -> Overlap | None:
         return None
     policy = str(run.result["policy"]).split(":")[0]
     part = {"key": "k", "key+value": "k+v"}.get(policy, "v")
-    measured = len(deviations.positions)
-    chosen = int(run.selected.sum())
+    hits = np.zeros(run.count, dtype=bool)  # of what is exact there is nothing to choose
+    for segment in run.chunks:
+        hits[segment.start : segment.end] = segment.status == "hit"
+    measured = int(hits[deviations.positions].sum())
+    if not measured:
+        return None
+    chosen = int((run.selected & hits).sum())
     return Overlap(layer, part, chosen if 0 < chosen < measured else max(1, measured * 16 // 100))
 
 
@@ -256,7 +261,7 @@ def layer_facts(run: Run) -> tuple[LayerFacts, ...]:
     beside, deviations = overlap_of(run), trace.deviations
     same = {}
     if beside is not None and deviations is not None:
-        found = overlaps(deviations, beside.layer, beside.count, beside.part)
+        found = of_trace(trace, beside.layer, beside.count, beside.part)
         same = {one.layer: one for one in found}
     cached = trace.tokens.computed[run.cached]
     shown = []

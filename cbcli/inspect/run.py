@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cbcli.inspect.reuse import reuse_seconds
 from engine.trace.record import Trace
 
 STATUS_ORDER = ("exact", "hit", "miss", "computed")
@@ -54,6 +55,12 @@ class Run:
     """One trace, as the views take it."""
 
     trace: Trace
+    others: Callable[[], Iterable[Trace]] = tuple  # runs it may be set beside
+
+    @cached_property
+    def reuse_s(self) -> float | None:
+        """Seconds to first token of reuse on this prompt; None where that isn't known."""
+        return reuse_seconds(self.trace, self.others())
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

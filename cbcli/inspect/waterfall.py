@@ -110,8 +110,8 @@ def ways(run: Run) -> tuple[Way, ...]:
     if full is not None:
         times = f"{full / ttft:.2f}x this run" if ttft else ""
         found.append(Way("full prefill", full, times, "full"))
-    if run.trace.reuse_ttft_s is not None:
-        seconds = run.trace.reuse_ttft_s
+    seconds = run.reuse_s if run.result["mode"] != "reuse" else None
+    if seconds is not None:
         times = f"{seconds / ttft:.2f}x this run" if ttft else ""
         found.append(Way("reuse", seconds, times, "hit"))
     if run.trace.bound is not None and full is not None:

@@ -89,6 +89,20 @@ def read(path: Path) -> Trace:
     return from_bytes(path.read_bytes(), str(path))
 
 
+def is_of_mode(path: Path, mode: str) -> bool:
+    """Whether a file has the header of a trace of a run in a mode: to look through many without
+    reading all of them. False for what cannot be read; what is found may still be damaged."""
+    try:
+        with path.open("rb") as file:
+            magic, version, size, _ = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != MAGIC or version > VERSION:
+                return False
+            # Quotes within texts have a backslash before them.
+            return f'"mode":"{mode}"'.encode() in file.read(min(size, MAX_BYTES))
+    except (OSError, struct.error):
+        return False
+
+
 def to_bytes(trace: Trace) -> bytes:
     """What `write` writes. Raises CacheblendError for a trace that `read` would refuse."""
     try:

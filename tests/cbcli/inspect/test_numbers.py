@@ -18,12 +18,16 @@ from cbcli.inspect.facts import by_layer, facts, layers_text
 from cbcli.inspect.html import page_of, pages
 from cbcli.inspect.layermap import EACH, layer_facts, layer_map, map_lines, overlap_of, sources
 from cbcli.inspect.lines import text_of
+from cbcli.inspect.reuse import known_runs
 from cbcli.inspect.run import Run
 from cbcli.inspect.summary import pair_lines, summary_lines
 from cbcli.inspect.tables import as_json, csv_text, json_text, rows_of
 from cbcli.inspect.theme import Look
 from cbcli.inspect.versus import differing, first_difference, kl_lines, selected
 from cbcli.inspect.waterfall import drawn, extent, pieces, waterfall_lines, ways
+from cbcli.traces import traces_root
+from engine.trace import keep, kept
+from engine.trace.file import is_of_mode
 from engine.trace.record import AnswerToken, Deviations, LayerSpan, Stage, TokenTable, Trace
 from tests.cbcli.inspect.support import example, result, segment
 
@@ -323,3 +327,44 @@ def test_runs_without_anything_recorded_are_shown_all_the_same() -> None:
     assert "no token was scored" in "\n".join(text_of(one) for one in summary_lines(bare))
     assert page_of(bare)
     assert as_json(bare)["overlap"] is None
+
+
+def test_exact_chunks_do_not_count_in_what_layers_have_in_common() -> None:
+    """Of what is exact nothing deviates in any layer: all of it alike would look like agreement."""
+    trace = by_hand()
+    done = dict(trace.result)
+    done["prompt"] = dict(done["prompt"])
+    done["prompt"]["segments"] = [
+        dict(part, status="exact") if part["chunk_id"] == "b" * 64 else part
+        for part in done["prompt"]["segments"]
+    ]
+    beside = overlap_of(Run(replace(trace, result=done)))
+    assert beside is not None
+    assert beside.count == 2  # of the four that were no others', of which two were recomputed
+    found = layer_facts(Run(replace(trace, result=done)))
+    assert found[0].spearman == pytest.approx(0.8)  # of 2 9 1 3 and 1 8 2 4
+    for part in done["prompt"]["segments"]:
+        part["status"] = "exact"
+    assert overlap_of(Run(replace(trace, result=done))) is None
+
+
+def test_reuse_of_the_same_prompt_is_found_among_runs_and_kept_ones() -> None:
+    blend = replace(example(), reuse_ttft_s=None)
+    quick = dict(blend.result, mode="reuse", timing=dict(blend.result["timing"], ttft_s=0.004))
+    reuse = replace(blend, id="20260101T120000.000000-0001", result=quick, reuse_ttft_s=0.004)
+    elsewhere = replace(
+        reuse, result=dict(quick, model=dict(quick["model"], device="cuda"), prompt=quick["prompt"])
+    )
+    assert Run(blend).reuse_s is None
+    assert Run(blend, lambda: [blend, elsewhere]).reuse_s is None
+    assert Run(blend, lambda: [blend, elsewhere, reuse]).reuse_s == 0.004
+    told = [(way.name, way.seconds) for way in ways(Run(blend, lambda: [reuse]))]
+    assert ("reuse", 0.004) in told
+    assert [way.name for way in ways(Run(reuse))].count("reuse") == 1
+
+    folder = traces_root()
+    keep(reuse, folder, 9)
+    keep(replace(blend, id="20260101T120001.000000-0002", question='"mode":"reuse"'), folder, 9)
+    (folder / "20260101T120002.000000-0003.cbtrace").write_bytes(b"CBTRACE\nnot whole")
+    assert [is_of_mode(path, "reuse") for path in kept(folder)] == [False, False, True]
+    assert Run(blend, lambda: known_runs([blend])).reuse_s == 0.004
