@@ -122,8 +122,9 @@ def test_a_chunk_of_another_dtype_misses_for_that_reason(world: World) -> None:
     first, second, *_ = [c["chunk_id"] for c in world.chunks()]
     asked = ("ask", QUESTION, "--chunk", first, "--chunk", second, "--no-save", "--dtype", "bf16")
     world("ask", QUESTION, "--chunk", first, "--dtype", "bf16", "--mode", "full", "--save")
-    error = world.error(*asked, code=3)
-    assert "tiny (fp32)" in error["message"]
+    alone = world(*asked, "--json")
+    assert misses(json.loads(alone.stdout)) == ["other_model", "other_model"]
+    assert "stored as fp32, not as bf16" in alone.stderr
     note = world.root / "note.md"
     note.write_text("A note on knots and nothing else at all.\n")
     assert world("ingest", str(note), "--dtype", "bf16").exit_code == 0
