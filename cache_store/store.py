@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,10 +23,10 @@ from cache_store.errors import (
 from cache_store.eviction import check_policy, set_policy
 from cache_store.group import Group
 from cache_store.index import Index
+from cache_store.keeping import KeepingStore
 from cache_store.keys import KVSpec
 from cache_store.lease import lease_bytes
 from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
-from cache_store.reading import ReadableStore
 from cache_store.rebuild import Check, OnDamage, as_problem, is_lost, mend
 from cache_store.receiving import receive_entry
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
@@ -39,7 +39,7 @@ _ROW_BYTES = 1536  # an entry's rows in the index, its context aside
 _ID_DIGITS = 64
 
 
-class ChunkStore(ReadableStore):
+class ChunkStore(KeepingStore):
     """One folder with the KV of chunks, behind different contexts and for different models, and
     the catalog of the documents they come from; `journal` is the log of what was audited.
 
@@ -188,12 +188,6 @@ class ChunkStore(ReadableStore):
             return 2 * len((group or Group.of(header)).encode()) + 16 * len(header.context)
         return 0
 
-    def _promote(self, key: str) -> None:
-        with contextlib.suppress(IntegrityError):
-            row = self._index.entry(key)
-            if row is not None and row.saved and not self.read_only:
-                self._index.promote(row)
-
     def _list(self, header: EntryHeader) -> None:
         """Adds an entry to its group's list, within a transaction."""
         new = Group.of(header)
@@ -254,6 +248,14 @@ class ChunkStore(ReadableStore):
             self._space.remove(row)
         return True
 
+    def relist(self, key: str) -> bool:
+        """Puts a sound entry into its group's list, which may be damaged; False for another."""
+        header = self.header(key)
+        if header is not None:
+            with self._index.transaction():
+                self._list(header)
+        return header is not None
+
     def bring(
         self,
         wanted: Sequence[tuple[str, str]],
@@ -266,44 +268,6 @@ class ChunkStore(ReadableStore):
 
     def announce(self, keys: Iterable[str]) -> None:
         """Tells of entries that another process of ours stored here: a remote gets them too."""
-
-    def protect(self, key: str) -> None:
-        """From now on, until this store is closed, eviction passes over `key`: this process's and,
-        as far as there is room to tell them, others'. The entry counts as ingested."""
-        self._space.hold((key,))
-        if not self.read_only and key:
-            self._promote(key)
-            self._space.lease.add((key,))
-
-    def protected(self, keys: Iterable[str]) -> set[str]:
-        """Protects entries; those of them that are there and no eviction under way takes."""
-        wanted = set(keys)
-        for key in wanted:
-            self.protect(key)
-        if wanted and not self.read_only:
-            with self._index.transaction():  # such an eviction is through now
-                pass
-        return {key for key in wanted if self.has_entry(key)}
-
-    def claim(self, key: str) -> bool:
-        """Says that this process is about to compute an entry; False where another is at it, or
-        was until now. A claim ends with the process or this store, or when it is stored."""
-        with self._space.lease.ready(1) as room, self._index.transaction():
-            if key in self._space.leases.computing():
-                return False
-            if room:  # else others aren't told, and may compute it, too
-                self._space.lease.add((key,), computing=True, grow=False)
-        return True
-
-    @contextlib.contextmanager
-    def pinned(self, keys: Iterable[str]) -> Iterator[None]:
-        """Within, the entries are not evicted by this process."""
-        held = tuple(keys)
-        self._space.hold(held)
-        try:
-            yield
-        finally:
-            self._space.let_go(held)
 
     def require_writable(self) -> None:
         """Raises UsageError for a store that is open for reading only."""

@@ -29,7 +29,7 @@ def tell(
     for document in plan.documents:
         states[document.state] += 1
     if damaged:
-        out.warn(_listed(damaged), "computed and stored again")
+        out.warn(_listed(damaged), "mended, or computed and stored again")
     for item in plan.unreadable:
         out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
     if out.json:
@@ -93,7 +93,7 @@ def tell(
 
 def _checks(plan: IngestPlan) -> str:
     """What checking found, the prefix counted as a chunk."""
-    found = f"{len(plan.damaged)} damaged and computed again" if plan.damaged else "all sound"
+    found = f"{len(plan.damaged)} damaged and mended" if plan.damaged else "all sound"
     read = f"{count_text(plan.checked, 'stored chunks')}, {size_text(plan.checked_bytes)}"
     return f"checked {read}: {found}" if plan.checked else f"stored chunks: {found}"
 

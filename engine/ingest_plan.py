@@ -79,7 +79,7 @@ class IngestPlan:
 
     @property
     def lacks_prefix(self) -> bool:
-        """Whether the prefix's own KV was damaged."""
+        """Whether the prefix's own KV was damaged: computed again, if it isn't there now."""
         return PREFIX in self.damaged
 
     @property
@@ -156,25 +156,29 @@ class Cutter:
     ) -> IngestPlan:
         documents = tuple(documents)
         spec, prefix = self.model.spec, self.model.template.prefix
+        context = self.model.chunk_context
         texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
         places: dict[str, tuple[str, str]] = {}
         held: dict[str, str] = {}  # by the entry's key, the chunk's id
         damaged: set[str] = set()
         for name, chunk in texts.items():
             ids = self.model.tokenizer.encode(chunk.text)
-            key = self._held(ids)
-            if key is not None:
-                held[key] = name
+            if self._is_found(ids, context):
+                held[self.key(ids)] = name
                 continue
-            places[name] = self._place(ids, self.model.chunk_context)
-            if self.store.has_entry(places[name][1]):  # and what is wrong with it was told
+            place = self._place(ids, context)
+            if self.store.has_entry(place[1]):  # and what is wrong with it was told
                 damaged.add(name)
+            if self.store.relist(place[1]):  # it could only not be found
+                held[place[1]] = name
+            else:
+                places[name] = place
         prefix_key = self._place(prefix, ())[1] if prefix else ""
         if prefix and self.store.has_entry(prefix_key):
-            if self.store.header(prefix_key) is not None:
-                held[prefix_key] = PREFIX
-            else:
+            if not self._is_found(prefix, ()):
                 damaged.add(PREFIX)
+            if PREFIX not in damaged or self.store.relist(prefix_key):
+                held[prefix_key] = PREFIX
         there = self.store.protected(held)
         gone = {key for key in held if key not in there}
         checked = self._check({k: n for k, n in held.items() if k in there}, texts, on_bytes)
@@ -183,7 +187,7 @@ class Cutter:
             name = held.pop(key)
             if name != PREFIX:
                 ids = self.model.tokenizer.encode(texts[name].text)
-                places[name] = self._place(ids, self.model.chunk_context)
+                places[name] = self._place(ids, context)
 
         def needed() -> int:
             """Bytes of what is still lacking, and the prefix."""
@@ -243,12 +247,12 @@ class Cutter:
         regime = self.model.regime(len(context) + len(token_ids))
         return group, entry_key(group, context, regime)
 
-    def _held(self, token_ids: Sequence[int]) -> str | None:
-        """Key of the entry computed behind this very context, in the right regime."""
-        context = self.model.chunk_context
+    def _is_found(self, token_ids: Sequence[int], context: Sequence[int]) -> bool:
+        """Whether the store has the entry computed behind this very context, in the right regime,
+        its header sound."""
         regime = self.model.regime(len(context) + len(token_ids))
         match = self.store.find(self.model.spec, token_ids, context, regime=regime)
-        return match.key if match is not None and match.exact else None
+        return match is not None and match.exact and self.store.has_entry(match.key)
 
     def predicted_bytes(self, tokens: int) -> int:
         """Bytes on disk of a chunk's entry."""

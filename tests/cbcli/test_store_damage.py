@@ -100,7 +100,7 @@ def test_many_damaged_ones_are_one_line(world: World) -> None:
     assert result.exit_code == 0
     (line,) = [line for line in result.stderr.splitlines() if "damaged" in line]
     assert f"and {len(bad) - 5} more" in line
-    assert f"{len(bad)} damaged and computed again" in result.stdout
+    assert f"{len(bad)} damaged and mended" in result.stdout
     assert world("store", "verify").exit_code == 0
 
 
@@ -113,6 +113,19 @@ def test_headers_alone_are_looked_at_where_that_was_asked_for(world: World) -> N
     assert in_layer.exists()
     told, _ = ingest(world)
     assert told["chunks"]["repaired"] == 1
+    assert world("store", "verify").exit_code == 0
+
+
+def test_entries_that_no_list_names_are_found_again_after_an_ingest(world: World) -> None:
+    with closing(sqlite3.connect(kv(world) / "cache.db")) as connection:
+        connection.execute("UPDATE Cache SET value = x'00' WHERE filename IS NULL")
+        connection.commit()
+    assert world("store", "verify").exit_code == 4
+    told, _ = ingest(world)
+    assert told["chunks"]["computed"] == 0
+    assert told["chunks"]["repaired"] == told["chunks"]["checked"] > 3
+    again, lines = ingest(world)
+    assert (again["chunks"]["computed"], again["chunks"]["repaired"], lines) == (0, 0, [])
     assert world("store", "verify").exit_code == 0
 
 
