@@ -30,8 +30,11 @@ CHECKPOINT_PAGES = 100
 WAL_ALLOWANCE = (CHECKPOINT_PAGES + 60) * 4120
 """Bytes a write-ahead log takes at most before it is written back, small transactions given."""
 
-SUFFIXES = ("", "-wal", "-shm", "-journal")
+_JOURNAL = "-journal"
+SUFFIXES = ("", "-wal", "-shm", _JOURNAL)
 """What SQLite appends to a database's name for the files it keeps beside it."""
+
+_NAMES_ANOTHER = bytes.fromhex("d9d505f920a163d7")  # ends a journal of several databases
 
 
 @contextlib.contextmanager
@@ -47,6 +50,8 @@ def guarded(path: Path) -> Iterator[None]:
         raise _busy(path) from error
     except sqlite3.Error as error:
         raise _translated(path, error) from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes what isn't text
+        raise damaged(path, "its tables are not described by text") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CacheblendError(
@@ -99,7 +104,8 @@ def prepare_file(path: Path) -> None:
 
 
 def check_files(path: Path) -> None:
-    """Raises DamagedDatabase for a database any of whose files is a link or not a file."""
+    """Raises DamagedDatabase for a database any of whose files is a link or not a file, or whose
+    journal names a file elsewhere, which SQLite would remove."""
     for suffix in SUFFIXES:
         beside = path.with_name(path.name + suffix)
         try:
@@ -108,6 +114,14 @@ def check_files(path: Path) -> None:
             continue
         if not stat.S_ISREG(mode):
             raise DamagedDatabase(f"{beside} is not a regular file", start_anew(path))
+        if suffix == _JOURNAL and _tail(beside) == _NAMES_ANOTHER:
+            raise damaged(path, "its journal is not one of ours")
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(_NAMES_ANOTHER)))
+        return file.read(len(_NAMES_ANOTHER))
 
 
 def is_writable(folder: Path) -> bool:
@@ -136,16 +150,30 @@ def connect_read_only(path: Path, seconds: float = BUSY_SECONDS) -> sqlite3.Conn
     """A connection that cannot write, and waits that long for others. Raises sqlite3.Error.
 
     SQLite needs a writable folder to read a database others may be writing. Where the folder
-    isn't, nobody is, and the file is read as it lies there.
+    isn't, nobody is, and the file is read as it lies there. What a process that was killed while
+    it made the database left half-written is taken back first, which such a connection can't.
     """
     address = f"file:{quote(str(path.resolve()))}?mode=ro"
     if not is_writable(path.parent):
         address += "&immutable=1"
+    elif path.with_name(path.name + _JOURNAL).exists():  # with a log, there is none for long
+        _take_back(path, seconds)
     connection = sqlite3.connect(
         address, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA trusted_schema = off")
     return connection
+
+
+def _take_back(path: Path, seconds: float) -> None:
+    """Has SQLite undo a change that its journal tells of, if nobody is at it."""
+    check_files(path)
+    connection = sqlite3.connect(path, timeout=seconds, isolation_level=None)
+    try:
+        connection.execute("PRAGMA trusted_schema = off")
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    finally:
+        connection.close()
 
 
 def inode(path: Path) -> tuple[int, int]:

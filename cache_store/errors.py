@@ -56,3 +56,8 @@ class DamagedEntry(IntegrityError):
 
     Whoever meets one discards the entry and treats the chunk as a miss.
     """
+
+
+def no_store(root: object) -> NotFoundError:
+    """The error of who looks for a store in a folder where none was made yet."""
+    return NotFoundError(f"there is no store at {root}", "make one: cacheblend ingest PATH")

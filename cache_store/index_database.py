@@ -23,7 +23,7 @@ from cache_store.database import (
     prepare_file,
 )
 from cache_store.disk import PARTIAL, ChunkDisk
-from cache_store.errors import IntegrityError, StoreBusy
+from cache_store.errors import IntegrityError, StoreBusy, no_store
 from cache_store.index_file import look_at, new_cache, require_unlocked
 from cache_store.locks import close_lock, folder_lock
 
@@ -58,8 +58,11 @@ class IndexDatabase:
             if limit is None:
                 limit = size_limit
             if read_only:
-                if not there:
-                    raise damaged(self.path, "it is gone")
+                if limit is None:
+                    if any(directory.glob("*.kv")):
+                        raise damaged(self.path, "it is empty" if there else "it is gone")
+                    # Who made it was killed before there was anything; the next writer goes on.
+                    raise no_store(directory.parent)
                 self._reader = connect_read_only(self.path, patience)
                 self.disk = ChunkDisk(str(directory))
                 self._limit = limit or 0
@@ -92,7 +95,7 @@ class IndexDatabase:
                 raise self._busy[1]  # one wait for many questions
             self._follow()
             return self._cache._sql(sql, values).fetchall()  # type: ignore[no-any-return]
-        except (sqlite3.Error, Timeout, OSError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, Timeout, OSError) as error:
             try:
                 with guarded(self.path):
                     raise error

@@ -15,10 +15,10 @@ from cache_store.errors import (
     DamagedDatabase,
     DamagedEntry,
     IntegrityError,
-    NotFoundError,
     StoreBusy,
     StoreFullError,
     UsageError,
+    no_store,
 )
 from cache_store.eviction import check_policy, set_policy
 from cache_store.group import Group
@@ -64,16 +64,15 @@ class ChunkStore(KeepingStore):
         A store whose folder cannot be written is opened for reading. on_damage: what to do about
         an index or a catalog that is damaged; "go_on": without it, reading only, and without what
         stays locked for two seconds too (`faults` says so); "mend": make it anew (`mended`).
-        Raises NotFoundError where there is nothing to read, UsageError for a folder that is
-        something else and for a limit too small, IntegrityError for a store that is damaged.
+        Raises NotFoundError where there is nothing to read, or what there is was never finished,
+        UsageError for a folder that is something else and for a limit too small, IntegrityError
+        for a store that is damaged.
         """
         root = Path(path).expanduser()
         with guarded(root):
             new = is_new(root)
             if new and read_only:
-                raise NotFoundError(
-                    f"there is no store at {root}", "make one: cacheblend ingest PATH"
-                )
+                raise no_store(root)
             if new:
                 limit = default_limit(root) if limit_bytes is None else limit_bytes
                 check_limit(limit)

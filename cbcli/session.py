@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.errors import CacheblendError, NotFoundError, UsageError
+from cache_store.errors import CacheblendError, UsageError, no_store
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.output import Output
@@ -95,9 +95,7 @@ def open_existing_store(settings: Settings) -> ChunkStore:
     """The store, as much of it as can be used; NotFoundError, before anything is made, where
     there is none."""
     if not settings.store.exists():
-        raise NotFoundError(
-            f"there is no store at {settings.store}", "make one: cacheblend ingest PATH"
-        )
+        raise no_store(settings.store)
     return open_store(settings, on_damage="go_on")
 
 

@@ -85,6 +85,12 @@ def inner_pages(path: Path) -> None:
     path.write_bytes(data[:4096] + b"\x5a" * (len(data) - 4096))
 
 
+def no_text(path: Path) -> None:
+    """A byte that is no UTF-8 among the words that describe the tables."""
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"NOT NULL", b"NOT \xffULL"))
+
+
 def a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -109,7 +115,7 @@ def a_view(path: Path) -> None:
 
 
 HARMS: list[Callable[[Path], None]] = [
-    garbage, no_magic, cut, first_byte_only, emptied, inner_pages, a_folder, a_fifo, a_link, a_view,
+    garbage, no_magic, cut, first_byte_only, emptied, inner_pages, no_text, a_folder, a_fifo, a_link, a_view,
     Path.unlink,
 ]  # fmt: skip
 
