@@ -115,8 +115,8 @@ def a_view(path: Path) -> None:
 
 
 HARMS: list[Callable[[Path], None]] = [
-    garbage, no_magic, cut, first_byte_only, emptied, inner_pages, no_text, a_folder, a_fifo, a_link, a_view,
-    Path.unlink,
+    garbage, no_magic, cut, first_byte_only, emptied, inner_pages, no_text, a_folder, a_fifo,
+    a_link, a_view, Path.unlink,
 ]  # fmt: skip
 
 
