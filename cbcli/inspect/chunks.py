@@ -9,15 +9,16 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widgets import Input, Static
 
 from cbcli.inspect.canvas import Canvas
-from cbcli.inspect.lines import line, span, wrap
+from cbcli.inspect.lines import EMPTY, Line, line, span, wrap
 from cbcli.inspect.run import Run
 from cbcli.inspect.runner import StoredChunk
 from cbcli.inspect.view import View
-from cbcli.inspect.wishes import chunk_lines, matching, toggled
+from cbcli.inspect.wishes import ORDERS, chunk_head, chunk_line, in_order, matching, toggled
 
 
 class ChunkList(Canvas):
@@ -31,6 +32,14 @@ class ChunkList(Canvas):
             tooltip="Take the chunk for the next run, or leave it out",
         ),
         Binding("g", "app.start_run", "Run", id="chunks.run", tooltip="Run it with these chunks"),
+        Binding(
+            "o",
+            "sort",
+            "Order",
+            show=False,
+            id="chunks.order",
+            tooltip="The documents' order, or the most tokens, bytes or hits first",
+        ),
         Binding("down", "move(1)", "Next chunk", show=False, id="chunks.down"),
         Binding("up", "move(-1)", "Chunk before", show=False, id="chunks.up"),
         Binding("pagedown", "move(15)", "Chunks on", show=False, id="chunks.page_down"),
@@ -43,7 +52,8 @@ class ChunkList(Canvas):
     def __init__(self) -> None:
         super().__init__(id="chunk-list")
         self.found: Sequence[StoredChunk] = ()
-        self.wanted = ""
+        self.wanted, self.order = "", ORDERS[0]
+        self._asked: object = None  # what `found` was found for
 
     @property
     def chunk(self) -> StoredChunk | None:
@@ -52,15 +62,32 @@ class ChunkList(Canvas):
     def draw(self) -> None:
         if self.columns <= 20:
             return
-        self.found = matching(self.view.stored, self.wanted)
+        asked = (self.view.stored, self.wanted, self.order)
+        if asked != self._asked:  # as long as the store is large, so only then
+            self._asked = asked
+            self.found = in_order(matching(self.view.stored, self.wanted), self.order)
         self.at = max(0, min(self.at, len(self.found) - 1))
-        self.show(chunk_lines(self.found, self.view.wish, self.at, self.columns))
+        self.virtual_size = Size(self.columns, len(self.found) + 1)
+        self.refresh()
+        self.tell()
+
+    def line_at(self, number: int) -> Line:
+        if not number:
+            return chunk_head(self.columns, self.order)
+        if number > len(self.found):
+            return EMPTY
+        mine = number == self.at + 1
+        return chunk_line(self.found[number - 1], self.view.wish, self.columns, mine=mine)
+
+    def tell(self) -> None:
         if isinstance(self.screen.query("ChunksView").first(), ChunksView):
             self.screen.query_one(ChunksView).tell()
 
-    def watch_at(self) -> None:
-        self.draw()
-        self.keep_in_sight(self.at + 1)
+    def watch_at(self, before: int, now: int) -> None:
+        self.redraw((before + 1, now + 1))
+        self.keep_in_sight(now + 1)
+        if self.is_mounted:
+            self.tell()
 
     def on_resize(self) -> None:
         self.draw()
@@ -68,12 +95,23 @@ class ChunkList(Canvas):
     def action_move(self, step: int) -> None:
         self.at = max(0, min(self.at + step, len(self.found) - 1))
 
+    def action_sort(self) -> None:
+        """Another order; the cursor stays on its chunk."""
+        chunk = self.chunk
+        self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+        self.draw()
+        if chunk is not None:
+            self.at = self.found.index(chunk)
+            self.keep_in_sight(self.at + 1)
+
     def action_pick(self) -> None:
         if self.chunk is not None:
             self.view.wish = toggled(self.view.wish, self.chunk.chunk_id)
 
     def on_click(self, event: events.Click) -> None:
         at = event.y + self.scroll_offset.y - 1
+        if at == -1:
+            self.action_sort()
         if 0 <= at < len(self.found):
             if at == self.at:
                 self.action_pick()
@@ -84,7 +122,8 @@ class ChunksView(View):
     help_text = (
         "The chunks of the store, the bytes of their KV and how often it was used. Space picks "
         "one for the next run, behind those picked before: the number at the left is its place in "
-        "the prompt, which Knobs changes. A search looks in texts, names of documents and ids."
+        "the prompt, which Knobs changes. o, or a click on the head, sorts. A search looks "
+        "in texts, names of documents and ids."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(

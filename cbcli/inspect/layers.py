@@ -28,7 +28,7 @@ from cbcli.inspect.layermap import (
     sources,
     tall,
 )
-from cbcli.inspect.lines import Line, line, span
+from cbcli.inspect.lines import Line, left, line, span
 from cbcli.inspect.run import Run, number_text
 from cbcli.inspect.view import View
 
@@ -125,6 +125,7 @@ class MapCanvas(Canvas):
         first, last = self.map.column_edges[column], self.map.column_edges[column + 1] - 1
         segment = self.run.segment_of(token)
         where = f"{segment.number} {segment.name}" if segment.number else segment.name
+        where = left(span(where).text, max(16, self.columns - 44)).rstrip()
         tokens = f"tokens {first:,}-{last:,}" if last > first else f"token {first:,}"
         parts = [span(f"layer {layer}, {tokens}, {where}: ", "dim")]
         if np.isnan(value):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cbcli.inspect.cells import NEWLINE, SYMBOL, TEXT, Cells, cells_of
-from cbcli.inspect.lines import Line, Span, fit, span
+from cbcli.inspect.lines import Line, Span, fit, left, span
 from cbcli.inspect.run import Mask, Run, Segment, percent
 from cbcli.inspect.theme import Look
 
@@ -195,6 +195,7 @@ def head(run: Run, segment: Segment, width: int, look: Look) -> Line:
     """The line that names a segment: its number and name, status, tokens, how many recomputed."""
     chosen = int(run.selected[segment.start : segment.end].sum())
     name = f"{segment.number} {segment.name}" if segment.number else segment.name
+    name = left(span(name).text, max(12, width - 54)).rstrip()
     parts = [Span(look.rule * 2 + " ", "dim"), span(name, "title"), Span(" ")]
     facts = f"{segment.status}, {segment.tokens:,} token{'s' * (segment.tokens != 1)}"
     parts.append(Span(facts, segment.status))

@@ -10,18 +10,16 @@ from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 
 from cbcli.inspect.canvas import Canvas
-from cbcli.inspect.lines import EMPTY, Line, line, span
+from cbcli.inspect.lines import EMPTY, Line, line, span, width_of
 from cbcli.inspect.run import Run, ms
 from cbcli.inspect.view import View
 from cbcli.inspect.waterfall import (
     WORDS,
-    Piece,
     part_legend,
     phase_lines,
     pieces,
     waterfall_lines,
     way_lines,
-    wide_enough,
 )
 
 
@@ -67,16 +65,17 @@ class TimeCanvas(Canvas):
         if not spans:
             return EMPTY
         found = pieces(spans[self.at])
-        wide = wide_enough(self.columns)
 
-        def at(piece: Piece) -> str:
-            return f" at {ms(piece.start)}" if wide else ""
+        def told(at: bool) -> Line:
+            parts = [span(f"layer {self.at}: ", "bold")]
+            for piece in found:
+                start = f" at {ms(piece.start)}" if at else ""
+                words = f"{WORDS[piece.part]} {ms(piece.end - piece.start)}{start}  "
+                parts.append(span(words, piece.part))
+            return line(*parts)
 
-        parts = [span(f"layer {self.at}: ", "bold")]
-        for piece in found:
-            words = f"{WORDS[piece.part]} {ms(piece.end - piece.start)}{at(piece)}  "
-            parts.append(span(words, piece.part))
-        return line(*parts)
+        full = told(True)
+        return full if width_of(full) <= self.columns else told(False)
 
     def watch_at(self) -> None:
         self.draw()

@@ -15,6 +15,7 @@ from cbcli.units import size_text
 
 KNOBS = ("question", "ratio", "policy", "check layer", "context", "compare")
 LABEL = 14
+ORDERS = ("document", "tokens", "KV", "hits")  # of the chunks, by their columns
 
 
 @dataclass(frozen=True)
@@ -151,25 +152,39 @@ def matching(chunks: Sequence[StoredChunk], text: str) -> list[StoredChunk]:
     ]
 
 
-def chunk_lines(chunks: Sequence[StoredChunk], wish: Wish, at: int, columns: int) -> list[Line]:
-    """A head and a line a chunk: its number in the wish, document, tokens, bytes, hits, text."""
-    name = max(12, min(30, columns // 4))
-    heads = f"{'':5}{left('document', name)}{'tokens':>8}{'KV':>9}{'hits':>6}  text"
-    shown: list[Line] = [line(span(heads, "dim"))]
-    for number, chunk in enumerate(chunks):
-        mine = number == at
-        order = str(wish.chunks.index(chunk.chunk_id) + 1) if chunk.chunk_id in wish.chunks else ""
-        place = f" {chunk.ordinal + 1}"
-        source = left(span(chunk.source.rsplit("/", 1)[-1]).text, name - len(place))
-        numbers = f"{chunk.tokens:>8,}{size_text(chunk.size):>9}{chunk.hits:>6,}  "
-        shown.append(
-            line(
-                Span(("> " if mine else "  "), "key"),
-                Span(right(order, 2) + " ", "good"),
-                span(source.rstrip() + place, "bold" if mine or order else ""),
-                Span(" " * (name - len(place) - cell_len(source.rstrip()))),
-                Span(numbers, "dim"),
-                span(chunk.text[:200]),
-            )
-        )
-    return shown
+def in_order(chunks: Sequence[StoredChunk], order: str) -> list[StoredChunk]:
+    """The documents' order, or the most of a column first; equal ones as they were."""
+    if order == "document":
+        return list(chunks)
+    amounts = {"tokens": lambda c: c.tokens, "KV": lambda c: c.size, "hits": lambda c: c.hits}
+    return sorted(chunks, key=amounts[order], reverse=True)
+
+
+def chunk_head(columns: int, order: str = ORDERS[0]) -> Line:
+    """What stands above the chunks; the column they are sorted by is marked."""
+    parts = [Span(" " * 5), Span(left("document", _name_room(columns)), "dim")]
+    for title, size in (("tokens", 8), ("KV", 9), ("hits", 6)):
+        parts.append(Span(f"{title:>{size}}", "key" if title == order else "dim"))
+    return (*parts, Span("  text", "dim"))
+
+
+def chunk_line(chunk: StoredChunk, wish: Wish, columns: int, *, mine: bool = False) -> Line:
+    """A chunk: its number in the wish, document, tokens, bytes, hits, text. mine: the cursor is
+    on it."""
+    name = _name_room(columns)
+    order = str(wish.chunks.index(chunk.chunk_id) + 1) if chunk.chunk_id in wish.chunks else ""
+    place = f" {chunk.ordinal + 1}"
+    source = left(span(chunk.source.rsplit("/", 1)[-1]).text, name - len(place))
+    numbers = f"{chunk.tokens:>8,}{size_text(chunk.size):>9}{chunk.hits:>6,}  "
+    return line(
+        Span(("> " if mine else "  "), "key"),
+        Span(right(order, 2) + " ", "good"),
+        span(source.rstrip() + place, "bold" if mine or order else ""),
+        Span(" " * (name - len(place) - cell_len(source.rstrip()))),
+        Span(numbers, "dim"),
+        span(chunk.text[:200]),
+    )
+
+
+def _name_room(columns: int) -> int:
+    return max(12, min(30, columns // 4))

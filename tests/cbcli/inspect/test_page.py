@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cbcli.inspect.heat import STEPS, heat_of, pool_mean
 from cbcli.inspect.lines import fit, line, span, text_of, width_of, wrap
-from cbcli.inspect.page import Marks, Page, find, lay_out
+from cbcli.inspect.page import Marks, Page, find, head, lay_out
 from cbcli.inspect.run import Run
 from cbcli.inspect.theme import Look
-from tests.cbcli.inspect.support import example, make
+from tests.cbcli.inspect.support import HARBOUR, example, make
 from tests.cbcli.inspect.test_cells import HOSTILE, cut
 
 PLAIN = Look()
@@ -129,3 +129,11 @@ def test_lines_fit_and_wrap_whatever_is_in_them(text: str, columns: int) -> None
     assert width_of(fit(line(span(text)), columns)) == columns
     for part in wrap(text, max(columns, 2)):
         assert width_of(line(span(part))) <= max(columns, 2)
+
+
+def test_a_long_name_leaves_room_for_what_is_said_of_it() -> None:
+    run = Run(make([("chunk", "docs/" + "n" * 300 + ".md", "hit", HARBOUR)]))
+    told = text_of(head(run, run.segments[0], 80, Look()))
+    assert "nnn…" in told
+    assert f"hit, {run.count} tokens" in told
+    assert "recomputed" in told

@@ -228,7 +228,26 @@ def test_chunks_are_searched_read_and_picked() -> None:
         assert [chunk.chunk_id[0] for chunk in chunks.found] == ["c"]
         await press(pilot, "escape")
         assert len(chunks.found) == 3
-        assert "2" in text_of(chunks.lines[3])[:6]
+        assert "2" in text_of(chunks.line_at(3))[:6]
+
+    play(script, by_hand(), session=Session(Made))
+
+
+def test_chunks_are_sorted_and_the_cursor_stays_on_its_chunk() -> None:
+    async def script(pilot: Pilot[None], app: InspectApp) -> None:
+        await press(pilot, "6")
+        await until(pilot, lambda: app.stored)
+        chunks = app.query_one(ChunkList)
+        seen = []
+        for _ in range(4):
+            await press(pilot, "o")
+            seen.append("".join(chunk.chunk_id[0] for chunk in chunks.found))
+            assert chunks.chunk is STORED[0]
+        assert seen == ["cab", "cab", "acb", "abc"]
+        await pilot.click(ChunkList, offset=(20, 0))
+        assert chunks.order == "tokens"
+        await press(pilot, "home")
+        assert chunks.chunk is STORED[2]
 
     play(script, by_hand(), session=Session(Made))
 
