@@ -15,8 +15,7 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
-from textual.theme import Theme
-from textual.widgets import ContentSwitcher, Footer
+from textual.widgets import ContentSwitcher, Footer, Input
 
 from cache_store.errors import CacheblendError
 from cbcli.errors import describe
@@ -26,6 +25,7 @@ from cbcli.inspect.export import ExportScreen, free_name, write_new
 from cbcli.inspect.help import HelpScreen, help_text
 from cbcli.inspect.knobs import KnobsView
 from cbcli.inspect.layers import LayersView
+from cbcli.inspect.palette import DARK, LIGHT
 from cbcli.inspect.reuse import known_runs
 from cbcli.inspect.run import Run
 from cbcli.inspect.runner import Cancelled, StoredChunk, Wish
@@ -47,34 +47,6 @@ TABS = (
     ("chunks", "Chunks"),
 )
 NARROW = 110  # columns; below them what stands beside goes below
-DARK = Theme(
-    name="cacheblend-dark",
-    primary="#6cbcee",
-    secondary="#2fbf94",
-    accent="#eda62d",
-    warning="#eda62d",
-    error="#e8702a",
-    success="#2fbf94",
-    foreground="#d9dce3",
-    background="#14161b",
-    surface="#1b1e25",
-    panel="#262a33",
-    dark=True,
-)
-LIGHT = Theme(
-    name="cacheblend-light",
-    primary="#005f97",
-    secondary="#00664a",
-    accent="#8f5200",
-    warning="#8f5200",
-    error="#b34700",
-    success="#00664a",
-    foreground="#1d2026",
-    background="#fbfbf9",
-    surface="#f1f1ee",
-    panel="#e2e3e0",
-    dark=False,
-)
 
 
 class InspectApp(App[None]):
@@ -95,12 +67,17 @@ class InspectApp(App[None]):
             tooltip="What this view shows, and its keys",
         ),
         Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave"),
-        Binding("1", "show_view('tokens')", "Tokens", show=False, id="app.tokens"),
-        Binding("2", "show_view('layers')", "Layers", show=False, id="app.layers"),
-        Binding("3", "show_view('time')", "Time", show=False, id="app.time"),
-        Binding("4", "show_view('compare')", "Compare", show=False, id="app.compare"),
-        Binding("5", "show_view('knobs')", "Knobs", show=False, id="app.knobs"),
-        Binding("6", "show_view('chunks')", "Chunks", show=False, id="app.chunks"),
+        *(  # at once, before the keys behind them go anywhere: they are the other view's
+            Binding(
+                str(number),
+                f"show_view('{name}')",
+                title,
+                show=False,
+                priority=True,
+                id=f"app.{name}",
+            )
+            for number, (name, title) in enumerate(TABS, 1)
+        ),
         Binding("r", "run(1)", "Next run", show=False, id="app.next_run"),
         Binding("R", "run(-1)", "Run before", show=False, id="app.previous_run"),
         Binding("t", "light", "Light or dark", show=False, id="app.theme"),
@@ -236,6 +213,7 @@ class InspectApp(App[None]):
             return
         self.query_one(ContentSwitcher).current = f"view-{self.shown}"
         self.query_one(TabBar).refresh()
+        self.current_view.take_focus()
         self.call_after_refresh(self._present)
 
     def watch_current(self) -> None:
@@ -250,6 +228,11 @@ class InspectApp(App[None]):
     def show_view(self, name: str) -> None:
         if name in dict(self.tabs) and (self.runs or name in ("knobs", "chunks")):
             self.shown = name
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Digits are text in a field, and nothing in a dialog."""
+        elsewhere = len(self.screen_stack) > 1 or isinstance(self.focused, Input)
+        return not (action == "show_view" and elsewhere)
 
     def action_show_view(self, name: str) -> None:
         self.show_view(name)

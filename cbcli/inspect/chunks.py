@@ -175,7 +175,7 @@ class ChunksView(View):
     def action_search(self) -> None:
         field = self.query_one("#chunk-search", Input)
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)
 
     def action_leave(self) -> None:
         field = self.query_one("#chunk-search", Input)

@@ -91,7 +91,7 @@ class KnobList(Canvas):
         field = self.screen.query_one("#question", Input)
         field.value = self.view.wish.question
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)
 
     def on_click(self, event: events.Click) -> None:
         row = event.y + self.scroll_offset.y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -255,6 +256,7 @@ def overlap_of(run: Run) -> Overlap | None:
     return Overlap(layer, part, chosen if 0 < chosen < measured else max(1, measured * 16 // 100))
 
 
+@lru_cache(maxsize=8)  # ranks of all tokens in all layers: not at every resize
 def layer_facts(run: Run) -> tuple[LayerFacts, ...]:
     """Every layer's figures, as far as they were recorded."""
     trace = run.trace

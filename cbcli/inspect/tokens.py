@@ -335,7 +335,7 @@ class TokensView(View):
     def action_search(self) -> None:
         field = self.query_one("#search", Input)
         field.add_class("-open")
-        field.focus()
+        self.screen.set_focus(field)
 
     def action_leave(self) -> None:
         field = self.query_one("#search", Input)

@@ -37,7 +37,7 @@ class View(Container):
         """Puts the focus on what the view is about."""
         from cbcli.inspect.canvas import Canvas
 
-        self.query(Canvas).first().focus()
+        self.screen.set_focus(self.query(Canvas).first())
 
     def rich(self, shown: Sequence[Line]) -> Text:
         """Lines for a Static widget."""

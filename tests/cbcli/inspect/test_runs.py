@@ -263,3 +263,20 @@ def test_knobs_in_every_look_and_size() -> None:
     play(script, by_hand(), size=(80, 24), ascii=True, session=Session(Made))
     assert Look(ascii=True).rule == "-"
     assert KnobList.BINDINGS
+
+
+def test_keys_that_come_all_at_once_go_to_the_view_they_are_meant_for() -> None:
+    async def script(pilot: Pilot[None], app: InspectApp) -> None:
+        for key in ("5", "down", "right"):
+            app.simulate_key(key)
+        await pilot.pause()
+        assert (app.shown, app.token) == ("knobs", 2)
+        assert app.wish.policy == "key"
+        await press(pilot, "enter", "end", "4", "2")  # digits are text in a field
+        assert app.query_one("#question", Input).value == "Who?42"
+        await press(pilot, "escape", "1", "slash", "colon", "6", "enter")
+        assert (app.shown, app.token) == ("tokens", 6)
+        await press(pilot, "question_mark", "2", "escape")
+        assert app.shown == "tokens"
+
+    play(script, by_hand(), session=Session(Made))
