@@ -142,8 +142,8 @@ def amount(value: object) -> int:
         return 0
     try:
         return size(value)
-    except ValueError:
-        raise ValueError("a size such as 2GB, 500MiB or a number of bytes; 0 for none") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; 0 for none") from None
 
 
 def remote(value: object) -> str | None:

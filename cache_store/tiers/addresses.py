@@ -12,9 +12,11 @@ from cache_store.tiers.protocol import Remote
 
 REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
 OBJECTS = ("s3", "gs", "az", "file")
-EXPECTED = "redis://…, rediss://…, unix:///…, s3://bucket/prefix, gs://…, az://…, file:///folder"
+EXPECTED = (
+    "redis://…, rediss://…, valkey://…, valkeys://…, unix:///socket, s3://bucket/prefix, gs://…, "
+    "az://…, file:///folder"
+)
 
-_SECRETS = re.compile(r"(?i)(key|secret|token|password|signature|sas|credential)")
 _USER = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY = re.compile(r"([?&])([^=&#]+)=([^&#]*)")
 _OPTIONS = {
@@ -24,6 +26,8 @@ _OPTIONS = {
     "az": {"account_name", "endpoint", "use_emulator"},
     "file": set[str](),
 }
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # urlsplit leaves some of them out
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,20 @@ class Address:
 
 
 def masked(url: str) -> str:
-    """The address as it may be shown: user names, passwords and keys are left out."""
+    """The address as it may be shown: user names and passwords are left out, and so is what stands
+    in options we don't know."""
+    known = set[str]().union(*_OPTIONS.values())
     shown = _USER.sub("***@", url)
     return _QUERY.sub(
-        lambda found: f"{found[1]}{found[2]}=" + ("***" if _SECRETS.search(found[2]) else found[3]),
-        shown,
+        lambda found: f"{found[1]}{found[2]}=" + (found[3] if found[2] in known else "***"), shown
     )
 
 
 def read_address(url: str) -> Address:
     """Takes an address apart. Raises ValueError, whose text is what was expected, without a word of
     what was given: that may be a secret."""
+    if _CONTROLS.search(url):
+        raise ValueError("an address without control characters")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -64,12 +71,19 @@ def read_address(url: str) -> Address:
     if strange:
         known = ", ".join(sorted(_OPTIONS[family])) or "none"
         raise ValueError(f"an address with no other options than {known}")
+    path = unquote(parts.path)
     needs_path = scheme in ("unix", "file")
-    if needs_path and (parts.netloc or len(unquote(parts.path)) < 2):
+    if needs_path and (parts.netloc or not path.startswith("/") or len(path) < 2):
         raise ValueError(f"an address such as {scheme}:///path")
     if not needs_path and not (parts.hostname or parts.netloc):
         raise ValueError(EXPECTED)
-    plain = parts._replace(query="", scheme=_plain_scheme(scheme)).geturl()
+    if family == "redis":
+        numbers = [options.get("db", "0"), "0" if needs_path else path.strip("/") or "0"]
+        if not all(_NUMBER.fullmatch(number) for number in numbers):
+            raise ValueError(f"a database's number, as in {scheme}://host:port/1")
+    # Put together by hand: urllib drops the slashes before an empty host where it doesn't know the
+    # scheme.
+    plain = f"{_plain_scheme(scheme)}://{parts.netloc}{parts.path}"
     return Address(scheme, family, plain, options, masked(url))
 
 

@@ -30,8 +30,8 @@ _Result = TypeVar("_Result")
 class ObjectRemote:
     """A `Remote` in a bucket, container or folder."""
 
-    def __init__(self, store: Any, address: str) -> None:
-        self._store, self._address = store, address
+    def __init__(self, store: Any, address: str, folder: Path | None = None) -> None:
+        self._opened, self._address, self._folder = store, address, folder
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="remote-objects")
 
     @classmethod
@@ -41,7 +41,7 @@ class ObjectRemote:
         try:
             if address.family == "file":
                 folder = Path(unquote(urlsplit(address.url).path))
-                return cls(LocalStore(folder, mkdir=True), address.shown)
+                return cls(None, address.shown, folder)
             wait = timedelta(seconds=timeout)
             client: dict[str, Any] = {"timeout": wait, "connect_timeout": wait}
             given: dict[str, Any] = {
@@ -61,6 +61,19 @@ class ObjectRemote:
     @property
     def address(self) -> str:
         return self._address
+
+    @property
+    def _store(self) -> Any:
+        """What obstore is asked through. Raises RemoteRefused where a folder isn't there: it isn't
+        made, for it may be one of a disk that isn't mounted."""
+        if self._folder is not None:
+            if not self._folder.is_dir():
+                raise RemoteRefused(
+                    f"{self._address}: there is no such folder", "mount its disk, or make it"
+                )
+            if self._opened is None:
+                self._opened = LocalStore(self._folder)
+        return self._opened
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

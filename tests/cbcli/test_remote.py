@@ -11,6 +11,7 @@ from tests.cbcli.world import World, make_world
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "shared").mkdir()
     return make_world(tmp_path, monkeypatch)
 
 
@@ -80,6 +81,16 @@ def test_stats_tells_the_bytes_of_each_tier(world: World, monkeypatch: pytest.Mo
     assert "tiers" in shown.stdout
     assert "2.0 MB, each process its own" in shown.stdout
     assert "sesame" not in shown.output
+
+
+def test_a_folder_that_is_not_there_is_not_made(world: World) -> None:
+    remote = ("--remote", f"file://{world.root}/mnt/shared")
+    result = world("ingest", "docs", *remote)
+    assert (result.exit_code, "there is no such folder" in result.stderr) == (0, True)
+    asked = world("ask", "Who keeps the log?", *remote)
+    assert (asked.exit_code, "there is no such folder" in asked.stderr) == (0, False)
+    assert "mount" in world.error("store", "push", *remote, code=1)["hint"]
+    assert not (world.root / "mnt").exists()
 
 
 def test_doctor_looks_at_the_remote(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

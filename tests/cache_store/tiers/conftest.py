@@ -50,6 +50,7 @@ def s3_url(s3_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str
 def remote_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """One remote of each kind."""
     if request.param == "file":
+        (tmp_path / "shared").mkdir()
         return f"file://{tmp_path}/shared"
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url

@@ -60,11 +60,11 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
+def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
     """A server of its own on loopback, without a file on disk."""
     port = free_port()
     words = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    words += ["--appendonly", "no", "--dir", str(folder), "--loglevel", "warning"]
+    words += ["--appendonly", "no", "--dir", str(folder), "--loglevel", "warning", *options]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     server = RedisServer(process, port)
     try:

@@ -1,13 +1,15 @@
 """Every kind of remote keeps the protocol's promises, and fails the same way."""
 
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
 from cache_store.errors import UsageError
 from cache_store.tiers.addresses import connect, masked, read_address
 from cache_store.tiers.protocol import RemoteError, RemoteRefused
-from tests.cache_store.tiers.servers import Proxy, RedisServer, free_port
+from tests.cache_store.tiers.servers import Proxy, RedisServer, free_port, redis_server
 
 GROUP, OTHER = "a" * 64, "b" * 64
 NAME = f"v1/{GROUP}/{'1' * 64}"
@@ -39,6 +41,28 @@ def test_objects_are_put_listed_read_by_range_and_deleted(remote_url: str) -> No
     assert remote.names([f"v1/{GROUP}/"]) == [[second]]
     assert remote.heads([NAME], 1) == [None]
     remote.close()
+    remote.close()
+
+
+def test_a_server_is_reached_by_its_socket(tmp_path: Path) -> None:
+    socket = tmp_path / "redis.sock"
+    with redis_server(tmp_path, "--unixsocket", str(socket)):
+        remote = remote_at(f"unix://{socket}?db=1")
+        remote.put(NAME, memoryview(DATA))
+        assert bytes(remote.get(NAME, 0, 10)) == DATA[:10]
+        remote.close()
+
+
+def test_a_folder_that_goes_away_is_not_made_again(tmp_path: Path) -> None:
+    remote = remote_at(f"file://{tmp_path}/mnt")
+    with pytest.raises(RemoteError, match="no such folder"):
+        remote.put(NAME, memoryview(DATA))
+    (tmp_path / "mnt").mkdir()
+    remote.put(NAME, memoryview(DATA))
+    shutil.rmtree(tmp_path / "mnt")
+    with pytest.raises(RemoteError, match="no such folder"):
+        remote.put(NAME, memoryview(DATA))
+    assert not (tmp_path / "mnt").exists()
     remote.close()
 
 
@@ -153,6 +177,7 @@ def test_a_missing_bucket_is_told(s3_url: str) -> None:
         ("redis://user:pass@h:1/2?prefix=a", "redis://***@h:1/2?prefix=a"),
         ("s3://b/p?region=x&secret_access_key=k", "s3://b/p?region=x&secret_access_key=***"),
         ("redis://h", "redis://h"),
+        ("redis://h?bogus=secretpw", "redis://h?bogus=***"),
     ],
 )
 def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
@@ -174,6 +199,12 @@ def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
         "redis://h?password=x",
         "s3://b?access_key_id=x",
         "redis://h#x",
+        "file:relative",
+        "unix:relative",
+        "redis://h/notanumber",
+        "redis://h?db=-1",
+        "redis://a\nb",
+        "s3://b\tc",
     ],
 )
 def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
