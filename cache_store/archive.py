@@ -122,10 +122,19 @@ class Manifest:
         """Raises IntegrityError for anything that `encode` wouldn't write."""
         try:
             row = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise bad(MANIFEST, "it can't be understood") from error
+        try:
             if not isinstance(row, dict) or row.get("format") != FORMAT:
                 raise ValueError("it is not one of ours")
-            if row.get("version") != VERSION:
-                raise ValueError(f"it has archive version {row.get('version')!r}, not {VERSION}")
+            version = row.get("version")
+            if type(version) is int and version > VERSION:
+                raise IntegrityError(
+                    "the archive is of a later version than this cacheblend knows",
+                    "use a newer cacheblend",
+                )
+            if version != VERSION:
+                raise ValueError("it has no version that there is")
             members = tuple(_member(*item) for item in row["members"])
             documents = tuple(_document(*item) for item in row["documents"])
             models = row["models"]
@@ -221,7 +230,13 @@ class ArchiveReader:
         self.manifest = self._manifest()
 
     def _manifest(self) -> Manifest:
-        size = self._header(MANIFEST)
+        try:
+            size = self._header(MANIFEST)
+        except IntegrityError as error:
+            raise IntegrityError(
+                "this is no archive of cacheblend, or its beginning is damaged",
+                "cacheblend store export writes one",
+            ) from error
         if size > MAX_MANIFEST:
             raise bad(MANIFEST, f"it says to be of {size} bytes")
         body = b"".join(self._content(MANIFEST, size))

@@ -41,7 +41,7 @@ from typing import Any, cast, get_args
 
 from xxhash import xxh3_128
 
-from cache_store.errors import CacheblendError, DamagedEntry
+from cache_store.errors import CacheblendError, DamagedEntry, UnreadableEntry
 from cache_store.keys import (
     FORMAT_VERSION,
     DType,
@@ -212,6 +212,10 @@ def _unreadable(path: Path | str, error: OSError) -> CacheblendError:
     says nothing of the file and must not cost it."""
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO):
         return DamagedEntry(f"chunk file {Path(path).name} cannot be opened: {error.strerror}")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return UnreadableEntry(
+            f"chunk file {path}: {error.strerror}", "check its owner and permissions"
+        )
     hint = "raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else ""
     return CacheblendError(f"chunk file {path}: {error.strerror}", hint)
 

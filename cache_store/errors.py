@@ -58,6 +58,10 @@ class DamagedEntry(IntegrityError):
     """
 
 
+class UnreadableEntry(CacheblendError):
+    """A chunk file that this user may not read (exit 1). Nothing is said of what is in it."""
+
+
 def no_store(root: object) -> NotFoundError:
     """The error of who looks for a store in a folder where none was made yet."""
     return NotFoundError(f"there is no store at {root}", "make one: cacheblend ingest PATH")

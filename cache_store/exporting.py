@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ from cache_store.errors import (
     DamagedEntry,
     IntegrityError,
     NotFoundError,
+    UnreadableEntry,
     UsageError,
 )
 from cache_store.results import EntryInfo
@@ -43,7 +47,8 @@ class _Sink(Protocol):
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What an archive is going to hold. damaged: what was left out, and why."""
+    """What an archive is going to hold. damaged: what was left out for what it is or as it can't
+    be read, and why."""
 
     manifest: Manifest
     damaged: tuple[str, ...]
@@ -59,19 +64,24 @@ class ExportPlan:
 
 
 def plan_export(
-    store: ChunkStore, sources: Collection[str] | None, models: Collection[str] | None
+    store: ChunkStore,
+    sources: Collection[str] | None,
+    models: Collection[str] | None,
+    on_bytes: Callable[[int], None] = lambda done: None,
 ) -> ExportPlan:
     """Chooses the documents of these sources, None for all and what no document has, and the KV
     of these models' fingerprints, None for every one.
 
-    The entries chosen are protected from eviction until the store is closed. The same choice from
-    the same store gives the same plan. Raises NotFoundError for a choice of nothing.
+    Every byte of the entries is checked, for an archive begins with what it holds; on_bytes: told
+    the bytes checked so far. The entries chosen are protected from eviction until the store is
+    closed. The same choice from the same store gives the same plan. Raises NotFoundError for a
+    choice of nothing, IntegrityError where nothing of it is sound.
     """
     by_chunk: dict[str, list[EntryInfo]] = {}
     for entry in sorted(store.entries(), key=lambda entry: entry.key):
         if models is None or entry.spec.model in models:
             by_chunk.setdefault(entry.chunk_id, []).append(entry)
-    planner = _Planner(store)
+    planner = _Planner(store, on_bytes)
     chosen = [d for d in store.catalog.documents() if sources is None or d.source in sources]
     wanted = {c.chunk_id for d in chosen for c in store.catalog.chunks(d.source)}
     if sources is None:
@@ -85,6 +95,8 @@ def plan_export(
         for name in list(by_chunk):
             planner.entries(by_chunk.pop(name))
     if not planner.members:
+        if planner.damaged:
+            raise IntegrityError(planner.damaged[0], "nothing else was chosen")
         raise NotFoundError(
             "there is nothing to export", "cacheblend store ls shows what the store holds"
         )
@@ -94,24 +106,28 @@ def plan_export(
 class _Planner:
     """Collects members in their order, each entry once."""
 
-    def __init__(self, store: ChunkStore) -> None:
-        self._store = store
+    def __init__(self, store: ChunkStore, on_bytes: Callable[[int], None]) -> None:
+        self._store, self._on_bytes = store, on_bytes
         self.members: list[Member] = []
+        self.damaged: list[str] = []
+        self._checked = 0
         self._documents: list[ArchivedDocument] = []
         self._models: dict[str, str] = {}
-        self._damaged: list[str] = []
 
     def entries(self, entries: Iterator[EntryInfo] | list[EntryInfo]) -> None:
         for entry in entries:
             self._store.protect(entry.key)
             try:
                 with self._store.peek(entry.key) as reader:
+                    reader.verify()
                     checksum, size = reader.header_checksum.hex(), len(reader.file)
             except NotFoundError:  # evicted just now
                 continue
-            except DamagedEntry as error:
-                self._damaged.append(error.message)
+            except (DamagedEntry, UnreadableEntry) as error:
+                self.damaged.append(error.message)
                 continue
+            self._checked += size
+            self._on_bytes(self._checked)
             self.members.append(Member(chunk_name(entry.key), size, checksum))
             name = self._store.catalog.model_name(entry.spec.model)
             if name is not None:
@@ -129,7 +145,34 @@ class _Planner:
 
     def plan(self) -> ExportPlan:
         manifest = Manifest(tuple(self.members), tuple(self._documents), self._models)
-        return ExportPlan(manifest, tuple(self._damaged))
+        return ExportPlan(manifest, tuple(self.damaged))
+
+
+def export_target(path: Path, store: Path) -> Path:
+    """The file that an export to `path` makes or replaces: what a link leads to.
+
+    Raises UsageError for what can't be written: a folder, a device or a pipe, and anything beneath
+    the folder of the store, whose own files are there.
+    """
+    try:
+        # Of a new file only its folder has to be there.
+        real = path.resolve() if path.is_symlink() else path.parent.resolve() / path.name
+        parent = real.parent.stat()
+    except FileNotFoundError:
+        raise UsageError(f"there is no folder {path.absolute().parent}", "make it first") from None
+    except RuntimeError:
+        raise UsageError(f"{path} is a link to itself", "name another file") from None
+    if not stat.S_ISDIR(parent.st_mode):
+        raise UsageError(f"{real.parent} is not a folder", "name another file")
+    if real.is_dir():
+        raise UsageError(f"{path} is a folder", "name a file in it")
+    for file in (real, real.with_name(real.name + PART)):
+        if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
+            hint = "name another one, or write to standard output (-)"
+            raise UsageError(f"{path if file == real else file} is not a regular file", hint)
+    if real.is_relative_to(store.resolve()):
+        raise UsageError(f"{path} is in the folder of the store", "name a file elsewhere")
+    return real
 
 
 def export_to(
@@ -160,11 +203,13 @@ def export_file(
     """Writes the archive to a file that is there once it is whole. Until then it is `path`.part;
     what is good of one that an earlier run left behind is kept.
 
-    Raises UsageError where another process writes it, and as `export_to` does.
+    Raises UsageError where another process writes it or `export_target` does, and as `export_to`
+    does; OSError names the file.
     """
+    path = export_target(path, store.path)
     part = path.with_name(path.name + PART)
     flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(part, flags, 0o600), "r+b") as file:
+    with _naming(part), os.fdopen(os.open(part, flags, 0o600), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,6 +232,22 @@ def export_file(
         os.fsync(file.fileno())
         part.replace(path)
     return Exported(done, kept)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError of writing gets the name of the file that was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise CacheblendError(
+                f"{path}: {error.strerror}",
+                "free some space and run the same command again to go on, or name a file elsewhere",
+            ) from error
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def _compare(file: BinaryIO, piece: memoryview | bytes) -> bool:

@@ -121,7 +121,10 @@ def main() -> None:
     # Importing torch and reading a tokenizer make a million objects that stay. Looking for garbage
     # among them at the usual rhythm, every 700, would take a tenth of the time to the first token.
     gc.set_threshold(50_000)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller: there is nobody to print to
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    if sys.stdout is None:  # closed by the caller, as with >&-
+        from cbcli.closed import ClosedStream
+
+        sys.stdout = ClosedStream()  # type: ignore[assignment]
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     app()

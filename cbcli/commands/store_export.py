@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from cbcli.output import Output
 from cbcli.store_access import StoreDir, store_settings
 from cbcli.store_choice import chosen_models, chosen_sources
 from cbcli.store_listing import plural
+from cbcli.text import one_line
 from cbcli.units import duration_text, size_text
 
 EXAMPLES = examples(
@@ -47,20 +49,22 @@ def export(
 
     The archive is a plain tar file. It is written as FILE.part and named FILE once it is whole;
     after an interrupt the same command checks what is there and goes on. It holds the documents'
-    text."""
+    text. What is damaged is left out and named, with exit code 4."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     path = None if file == "-" else Path(file)
-    _check(path, out, force)
+    where = store_settings(store_dir).store
+    _check(path, where, out, force)
     from cache_store.exporting import Exported, export_file, export_to, plan_export
 
     began = time.monotonic()
-    where = store_settings(store_dir).store
     ChunkStore.open(where, read_only=True).close()
     with ChunkStore.open(where) as store:
         sources = chosen_sources(store, document)
-        plan = plan_export(store, sources, chosen_models(store, model))
+        models = chosen_models(store, model)
+        with out.progress("checking", unit="bytes") as progress:
+            plan = plan_export(store, sources, models, progress.update)
         for line in plan.damaged:
-            out.warn(line, "left out; cacheblend store verify --repair removes it")
+            out.warn(line, "left out; see cacheblend store verify")
         written = 0
         try:
             with out.progress("writing", unit="bytes", total=plan.total) as progress:
@@ -94,6 +98,7 @@ def export(
                 "damaged": list(plan.damaged),
             }
         )
+        _leave(plan.damaged)
         return
     kept = f", {size_text(done.kept)} of it from an earlier run" if done.kept else ""
     line = (
@@ -103,10 +108,17 @@ def export(
     if path is None:
         out.note(line)
     elif not quiet:
-        out.line(f"{path}: {line}")
+        out.line(f"{one_line(str(path))}: {line}")
+    _leave(plan.damaged)
 
 
-def _check(path: Path | None, out: Output, force: bool) -> None:
+def _leave(damaged: Sequence[str]) -> None:
+    """Exit 4 where something was left out."""
+    if damaged:
+        raise typer.Exit(4)
+
+
+def _check(path: Path | None, store: Path, out: Output, force: bool) -> None:
     """Raises UsageError for a file that can't be written, before any work."""
     if path is None:
         if out.json:
@@ -114,9 +126,7 @@ def _check(path: Path | None, out: Output, force: bool) -> None:
         if sys.stdout.isatty():
             raise UsageError("an archive is nothing for a terminal", "name a file, or pipe it")
         return
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.absolute().parent}", "make it first")
-    if path.exists() and not force:
+    from cache_store.exporting import export_target
+
+    if export_target(path, store).exists() and not force:
         raise UsageError(f"{path} is there already", "--force replaces it")

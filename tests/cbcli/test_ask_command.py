@@ -367,10 +367,12 @@ def test_text_altered_in_the_catalog_is_not_answered_from(tmp_path: Path, monkey
     assert world.json("ask", QUESTION)["answer"]
 
 
-def test_a_closed_stdout_is_no_bug(world: World) -> None:
+def test_a_closed_stdout_is_a_failure_and_no_bug(world: World) -> None:
     code = "import sys; sys.stdout = None; sys.argv = ['cacheblend', 'config', 'path']; "
     code += "from cbcli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: standard output is closed")
+    assert len(done.stderr.splitlines()) == 1

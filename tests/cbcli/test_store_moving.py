@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -108,8 +109,10 @@ def test_a_damaged_archive_is_exit_4_and_what_came_before_stays(world: World) ->
     assert world.json("store", "stats", "--store", "other")["entries"]
     rest = world.json("store", "import", "all.tar", "--store", "other")
     assert rest["entries_kept"] > 0
-    Path("no.tar").write_text("no archive at all")
-    assert world.error("store", "import", "no.tar", "--store", "third", code=4)
+    for other in (b"no archive at all", b"", b"a line of many" * 100, bytes(2048)):
+        Path("no.tar").write_bytes(other)
+        error = world.error("store", "import", "no.tar", "--store", "third", code=4)
+        assert "no archive of cacheblend" in error["message"]
     assert not Path("third").exists()  # none is made for nothing
     assert world.error("store", "import", "none.tar", code=3)["kind"] == "not_found"
 
@@ -124,6 +127,60 @@ def test_what_cannot_be_written_is_said_first(world: World) -> None:
     assert world.error("store", "import", "there.tar", "--keep", "--replace", code=2)
     assert run("store", "export", "a.tar", "--store", "nowhere").exit_code == 3
     assert not Path("nowhere").exists()
+
+
+def test_no_file_of_the_store_no_device_and_no_pipe_is_replaced(world: World) -> None:
+    store = world.root / "home/store"
+    catalog = (store / "catalog.db").read_bytes()
+    Path("there").symlink_to(store)
+    os.mkfifo("pipe")
+    os.mkfifo("new.tar.part")
+    Path("round.tar").symlink_to("round.tar")
+    for target in (store / "catalog.db", store / "a.tar", "there/kv/a.tar"):
+        error = world.error("store", "export", str(target), "--force", code=2)
+        assert "in the folder of the store" in error["message"]
+    for target in ("pipe", "/dev/null", "new.tar"):
+        error = world.error("store", "export", target, "--force", code=2)
+        assert "is not a regular file" in error["message"]
+    assert world.error("store", "export", "round.tar", code=2)
+    assert (store / "catalog.db").read_bytes() == catalog
+    assert not list(store.rglob("*.tar*"))
+    assert Path("pipe").is_fifo()
+
+
+def test_a_link_is_followed(world: World) -> None:
+    Path("far").mkdir()
+    Path("a.tar").symlink_to("far/b.tar")
+    assert world("store", "export", "a.tar").exit_code == 0
+    assert Path("a.tar").is_symlink()
+    assert [item.name for item in Path("far").iterdir()] == ["b.tar"]
+    assert world.error("store", "export", "a.tar", code=2)["message"].endswith("is there already")
+
+
+def test_what_is_damaged_is_left_out_and_the_rest_exported(world: World) -> None:
+    sound = world.json("store", "export", "sound.tar")
+    damaged, unreadable = sorted((world.root / "home/store/kv").rglob("*.kv"))[:2]
+    with damaged.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    hidden = unreadable.stat().st_mode
+    unreadable.chmod(0)
+    root = os.access(unreadable, os.R_OK)  # root may read all
+    result = world.json("store", "export", "rest.tar", code=4)
+    unreadable.chmod(hidden)
+    assert len(result["damaged"]) == (1 if root else 2)
+    assert result["entries"] == sound["entries"] - len(result["damaged"])
+    assert world("store", "import", "rest.tar", "--store", "other").exit_code == 0
+
+
+def test_an_archive_into_a_closed_standard_output_is_a_failure(world: World) -> None:
+    line = f"{shlex.join([*COMMAND, 'store', 'export', '-'])} >&-"
+    env = {**os.environ, "CACHEBLEND_HOME": str(world.root / "home"), "PYTHONPATH": _here()}
+    done = subprocess.run(["sh", "-c", line], capture_output=True, env=env, text=True)
+    assert done.returncode == 1
+    assert "error: standard output is closed" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["export", "import"])

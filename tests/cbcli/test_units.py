@@ -26,7 +26,10 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1e9", "12 parsecs", "1.5B", "1,5GB", "1i", "5\nGB", "99999999999999TB"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "GB", "-1GB", "1e9", "12 parsecs", "1.5B", "1,5GB", "1i", "5\nGB", "99999999999999TB"],
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)
