@@ -124,7 +124,7 @@ def main() -> None:
     if sys.stdout is None:  # closed by the caller, as with >&-
         from cbcli.closed import ClosedStream
 
-        sys.stdout = ClosedStream()  # type: ignore[assignment]
+        sys.stdout = ClosedStream()
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     app()
