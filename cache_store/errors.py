@@ -59,7 +59,8 @@ class DamagedEntry(IntegrityError):
 
 
 class UnreadableEntry(CacheblendError):
-    """A chunk file that this user may not read (exit 1). Nothing is said of what is in it."""
+    """A chunk file that this user may not read (exit 1). It is a miss, too, but may be sound: it
+    is not removed, unless what it should hold is stored anew."""
 
 
 def no_store(root: object) -> NotFoundError:

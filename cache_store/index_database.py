@@ -157,6 +157,11 @@ class IndexDatabase:
     def _is_named(self, filename: str) -> bool:
         return bool(self._ask("SELECT 1 FROM Cache WHERE filename = ?", (filename,)))
 
+    def has_chunks(self) -> bool:
+        """Whether there are entries of chunks whose texts a catalog should have."""
+        sql = "SELECT 1 FROM Cache WHERE filename IS NULL AND tag IS NOT NULL LIMIT 1"
+        return bool(self._ask(sql))
+
     @property
     def limit(self) -> int:
         """The size limit in bytes, as any process set it last."""

@@ -18,16 +18,18 @@ from cache_store.errors import (
     IntegrityError,
     NotFoundError,
     StoreBusy,
+    UnreadableEntry,
 )
 from cache_store.eviction import Policy
 from cache_store.group import Group, ranked, shared_length
 from cache_store.index import EntryRow, Index
 from cache_store.journal import Journal, journal_files
 from cache_store.keys import KVSpec, entry_key, group_key
+from cache_store.locks import folder_lock
 from cache_store.misses import MissReason, reason_for_miss
 from cache_store.pins import Pins
 from cache_store.place import KV_FOLDER
-from cache_store.rebuild import index_fault
+from cache_store.rebuild import index_fault, lost_catalog
 from cache_store.results import EntryInfo, Match, Problem, StoreStats
 from cache_store.space import Space
 from cache_store.tiers.protocol import Reader
@@ -90,12 +92,22 @@ class ReadableStore:
     def _open_catalog(self) -> Catalog:
         path, claim = self.path / CATALOG_NAME, self._space.claim
         if not self._going_on:
+            self._require_catalog()
             return Catalog(path, read_only=self.read_only, claim=claim)
         try:
+            self._require_catalog()
             return Catalog(path, read_only=self.read_only, claim=claim, patience=READ_SECONDS)
         except (DamagedDatabase, StoreBusy) as error:
             self._do_without(error)
             return Catalog.stand_in(path, error)
+
+    def _require_catalog(self) -> None:
+        """Raises DamagedDatabase where it is lost: a new one would make all KV that of no text."""
+        if lost_catalog(self.path) and self._index.has_chunks():
+            with guarded(self.path), folder_lock(self.path, alone=False):  # nobody begins it anew
+                lost = lost_catalog(self.path)
+            if lost:
+                raise lost
 
     def without(self, fault: CacheblendError) -> str:
         """What a fault means for who goes on in spite of it."""
@@ -237,7 +249,7 @@ class ReadableStore:
         try:
             file = self._index.file_of(key)
             return read_header(file) if file else None
-        except (IntegrityError, StoreBusy) as error:
+        except (IntegrityError, StoreBusy, UnreadableEntry) as error:
             # An entry evicted between the two steps isn't damaged.
             if isinstance(error, DamagedEntry) and self._index.entry(key) is None:
                 return None

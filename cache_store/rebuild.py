@@ -30,9 +30,12 @@ from cache_store.errors import (
     DamagedDatabase,
     DamagedEntry,
     IntegrityError,
+    NotFoundError,
     StoreBusy,
+    UnreadableEntry,
 )
 from cache_store.group import Group
+from cache_store.index_database import IndexDatabase
 from cache_store.index_file import look_at, new_cache
 from cache_store.locks import folder_lock
 from cache_store.place import KV_FOLDER, MIN_LIMIT, default_limit
@@ -68,6 +71,8 @@ def catalog_fault(root: Path, *, check: Check = "none") -> DamagedDatabase | Non
     """The same of a store's catalog. Raises IntegrityError for one that a later version made."""
     path = root / CATALOG_NAME
     try:
+        if (lost := lost_catalog(root)) and _has_chunks(root / KV_FOLDER):
+            return lost
         if os.path.lexists(path):
             Catalog(path, read_only=True).close()
             with guarded(path):
@@ -75,6 +80,23 @@ def catalog_fault(root: Path, *, check: Check = "none") -> DamagedDatabase | Non
     except DamagedDatabase as error:
         return error
     return None
+
+
+def lost_catalog(root: Path) -> DamagedDatabase | None:
+    """What is wrong with a catalog without a byte. It is made before the first entry is, so it's
+    lost where the index has entries of chunks."""
+    path = root / CATALOG_NAME
+    if os.path.lexists(path) and path.lstat().st_size:
+        return None
+    return damaged(path, "it is empty" if path.exists() else "it is gone")
+
+
+def _has_chunks(kv: Path) -> bool:
+    try:
+        with contextlib.closing(IndexDatabase(kv, read_only=True)) as index:
+            return index.has_chunks()
+    except NotFoundError:
+        return False
 
 
 def _inner_fault(path: Path, check: Check) -> DamagedDatabase | None:
@@ -106,8 +128,9 @@ def mend(root: Path, *, limit: int | None = None, check: Check = "quick_check") 
         if fault := index_fault(root, check=check):  # nobody was faster
             done += _rebuild_index(root, fault, limit)
         if fault := catalog_fault(root, check=check):
-            _set_catalog_aside(root)
-            done.append(as_problem(fault, f"; set aside as {SET_ASIDE}, and a new one begun"))
+            aside = _set_catalog_aside(root)
+            _begin_catalog(root)
+            done.append(as_problem(fault, f"; {aside}a new one begun"))
     return done
 
 
@@ -138,19 +161,14 @@ def _rebuild_index(root: Path, fault: DamagedDatabase, limit: int | None) -> lis
     limit = _limit_of(kv / DBNAME) or max(limit or default_limit(root), disk_usage(root), MIN_LIMIT)
     _remove_database(kv / DBNAME)
     sound, problems = _sound_files(kv)
-    workplace = kv / PARTIAL / REBUILDING
-    if workplace.is_symlink():
-        workplace.unlink()
-    shutil.rmtree(workplace, ignore_errors=True)
-    workplace.mkdir(mode=0o700)
-    cache = new_cache(workplace, limit)
-    try:
-        _write_rows(cache._con, sound)
-    finally:
-        cache.close()
-    (workplace / DBNAME).chmod(0o600)
-    (workplace / DBNAME).rename(kv / DBNAME)
-    shutil.rmtree(workplace, ignore_errors=True)
+    with _workplace(kv) as workplace:
+        cache = new_cache(workplace, limit)
+        try:
+            _write_rows(cache._con, sound)
+        finally:
+            cache.close()
+        (workplace / DBNAME).chmod(0o600)
+        (workplace / DBNAME).rename(kv / DBNAME)
     return [as_problem(fault, f"; made anew from {len(sound)} chunk files"), *problems]
 
 
@@ -175,11 +193,33 @@ def _remove_database(path: Path) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _set_catalog_aside(root: Path) -> None:
-    path, aside = root / CATALOG_NAME, root / SET_ASIDE
-    if path.is_file() and not path.is_symlink():
-        path.replace(aside)
+def _set_catalog_aside(root: Path) -> str:
+    """Returns what was done, in words."""
+    path, done = root / CATALOG_NAME, ""
+    if path.is_file() and not path.is_symlink() and path.stat().st_size:
+        path.replace(root / SET_ASIDE)
+        done = f"set aside as {SET_ASIDE}, and "
     _remove_database(path)
+    return done
+
+
+def _begin_catalog(root: Path) -> None:
+    """An empty catalog, put in place whole: one that isn't there counts as lost."""
+    with _workplace(root / KV_FOLDER) as folder:
+        Catalog(folder / CATALOG_NAME, read_only=False).close()
+        (folder / CATALOG_NAME).rename(root / CATALOG_NAME)
+
+
+@contextlib.contextmanager
+def _workplace(kv: Path) -> Iterator[Path]:
+    """A new folder within the store; what is left of it in the end goes."""
+    folder = kv / PARTIAL / REBUILDING
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _chunk_files(kv: Path) -> Iterator[os.DirEntry[str]]:
@@ -203,6 +243,9 @@ def _sound_files(kv: Path) -> tuple[list[tuple[EntryHeader, Path]], list[Problem
             header = read_header(path)
             if path.name.partition(".")[0] != header.key:
                 raise DamagedEntry(f"chunk file {path.name} holds another chunk")
+        except UnreadableEntry as error:
+            problems.append(Problem(f"{KV_FOLDER}/{path.name}", error.message))
+            continue
         except DamagedEntry as error:
             if not stat.S_ISDIR(path.lstat().st_mode):
                 path.unlink()

@@ -31,7 +31,7 @@ from cache_store.rebuild import Check, OnDamage, as_problem, is_lost, mend
 from cache_store.receiving import receive_entry
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
 from cache_store.space import ROW_HEADROOM, round_up
-from cache_store.verify import verify_store
+from cache_store.verify import verify_files, verify_store
 
 __all__ = ["ChunkStore", "EntryInfo", "Match", "Problem", "StoreStats", "VerifyReport"]
 
@@ -346,7 +346,7 @@ class ChunkStore(KeepingStore):
                 raise fault
             faults.append(as_problem(fault))
         if faults:  # nothing else can be asked of a damaged database
-            return VerifyReport(0, 0, tuple(faults))
+            return verify_files(self.path, faults, on_bytes)
         found = verify_store(
             self.path, self._index, self._space, self.catalog, repair=repair, on_bytes=on_bytes
         )

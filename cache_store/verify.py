@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +13,17 @@ from cache_store.catalog import CATALOG_NAME, SET_ASIDE, Catalog
 from cache_store.database import SUFFIXES
 from cache_store.disk import PARTIAL, is_abandoned
 from cache_store.entry import EntryHeader, EntryReader, read_header
-from cache_store.errors import DamagedEntry, IntegrityError
+from cache_store.errors import DamagedEntry, IntegrityError, UnreadableEntry
 from cache_store.group import Group
 from cache_store.index import EntryRow, Index
 from cache_store.journal import JOURNAL_FOLDER, journal_files
 from cache_store.lease import LEASES
+from cache_store.place import KV_FOLDER
 from cache_store.results import Problem, VerifyReport
 from cache_store.space import CLAIM, Space, walk
+
+ALTERED = "the chunk's text was altered; ingest its document again"
+"""What is wrong with a chunk that only its document can mend."""
 
 _RECENT_SECONDS = 3600.0
 _CHANGE_SECONDS = 0.2  # a change is through by then, an evicted entry's file gone like its row
@@ -59,9 +63,9 @@ def verify_store(
         if what:
             findings.add(str(where.relative_to(root)), what)
     if findings.problems:  # nothing else can be asked of a damaged database
-        return VerifyReport(0, 0, tuple(findings.problems))
+        return verify_files(root, findings.problems, on_bytes)
     for altered in catalog.altered_chunks():
-        findings.add(altered, "the chunk's text was altered; ingest its document again")
+        findings.add(altered, ALTERED)
     _check_entries(index, space, findings, repair, on_bytes)
     _check_groups(index, findings, repair)
     _check_count(index, findings, repair)
@@ -72,6 +76,28 @@ def verify_store(
     return VerifyReport(
         findings.checked, len(findings.sound), tuple(findings.problems), findings.repaired
     )
+
+
+def verify_files(
+    root: Path, faults: Sequence[Problem], on_bytes: Callable[[int], None]
+) -> VerifyReport:
+    """Checks the chunk files alone, as no database can be asked. faults: why not."""
+    problems, checked, done = list(faults), 0, 0
+    kv = root / KV_FOLDER
+    for path in sorted(kv.glob("*.kv")):
+        try:
+            with EntryReader(path) as reader:
+                reader.verify()
+                done += len(reader.file)
+                if reader.header.key != path.name.partition(".")[0]:
+                    raise DamagedEntry(f"chunk file {path.name} holds another chunk")
+        except (DamagedEntry, UnreadableEntry) as error:
+            if not os.path.lexists(path):  # evicted while we looked
+                continue
+            problems.append(Problem(str(path.relative_to(root)), error.message))
+        checked += 1
+        on_bytes(done)
+    return VerifyReport(checked, checked - len(problems) + len(faults), tuple(problems))
 
 
 def _check_entries(
@@ -94,12 +120,12 @@ def _check_entries(
                 header = reader.header
             if header.key != row.key or header.group != row.group:
                 raise DamagedEntry(f"chunk file {row.path.name} holds another chunk")
-        except DamagedEntry as error:
+        except (DamagedEntry, UnreadableEntry) as error:
             if not _is_now(index, row):  # evicted or replaced while we looked
                 findings.checked -= 1
                 continue
             findings.add(row.key, error.message)
-            if repair:
+            if repair and isinstance(error, DamagedEntry):
                 with contextlib.ExitStack() as stack, index.transaction():
                     if _is_now(index, row):
                         stack.enter_context(space.parting(row.size))
@@ -175,7 +201,7 @@ def _group_problem(index: Index, key: str) -> tuple[str, Group | None]:
     rows = index.entries_of(key)
     headers: dict[str, EntryHeader] = {}
     for row in rows:
-        with contextlib.suppress(DamagedEntry):  # told of already
+        with contextlib.suppress(DamagedEntry, UnreadableEntry):  # told of already
             header = headers[row.key] = read_header(row.path)
             group = Group.of(header)
             wanted = wanted.with_members_of(group) if wanted else group

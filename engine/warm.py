@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cache_store.errors import DamagedEntry, NotFoundError
+from cache_store.errors import DamagedEntry, NotFoundError, UnreadableEntry
 from cache_store.keys import entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
@@ -69,7 +69,7 @@ class Warming:
                     reader.verify()
                     self.report.nbytes += len(reader.file)
                 self.report.read += 1
-            except NotFoundError:  # evicted just now
+            except (NotFoundError, UnreadableEntry):  # evicted just now, or not for us
                 self.missing.append(self._chunks[key])
             except DamagedEntry:
                 damaged = True

@@ -11,6 +11,7 @@ import typer
 
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore, VerifyReport
+from cache_store.verify import ALTERED
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.commands import (
     estimate,
@@ -145,8 +146,8 @@ def verify(
         out.line(_verdict(report))
     left = len(report.problems) - report.repaired
     if left > 0:
-        hint = "" if repair else "cacheblend store verify --repair removes what is damaged"
-        raise IntegrityError(f"{plural(left, 'problem', 'problems')} in the store at {path}", hint)
+        found = f"{plural(left, 'problem', 'problems')} in the store at {path}"
+        raise IntegrityError(found, _cure(report, repair=repair))
 
 
 @app.command(epilog=examples('cd "$(cacheblend store path)"'))
@@ -187,6 +188,15 @@ def _remove(
 def _problem_row(where: str, what: str) -> list[str]:
     entry = len(where) == 64 and "/" not in where
     return [f"entry {where[:SHOWN_DIGITS]}" if entry else where, what]
+
+
+def _cure(report: VerifyReport, *, repair: bool) -> str:
+    """What to do about the problems that are left."""
+    altered = any(problem.what == ALTERED for problem in report.problems)
+    cures = ["ingest the documents whose text was altered again"] if altered else []
+    if not repair and any(problem.what != ALTERED for problem in report.problems):
+        cures.append("cacheblend store verify --repair puts right what it can")
+    return "; ".join(cures)
 
 
 def _verdict(report: VerifyReport) -> str:

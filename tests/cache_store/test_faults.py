@@ -149,7 +149,9 @@ def test_a_damaged_index_is_a_miss_and_made_anew(root: Path, harm: Callable[[Pat
         with pytest.raises(CacheblendError):
             put(store, (1,))
     with ChunkStore.open(root, read_only=True, on_damage="go_on") as store:
-        assert [problem.where for problem in store.verify().problems][:1] == ["kv/cache.db"]
+        report = store.verify()
+        assert [problem.where for problem in report.problems][:1] == ["kv/cache.db"]
+        assert report.checked == report.ok == len(CHUNKS) + 1
     assert sorted(path.name for path in (root / "kv").iterdir() if path.suffix == ".kv") == [
         name for name in before if name.endswith(".kv")
     ]
@@ -172,16 +174,21 @@ def test_a_damaged_index_is_a_miss_and_made_anew(root: Path, harm: Callable[[Pat
         assert not index(root).is_symlink()
 
 
-@pytest.mark.parametrize("harm", HARMS[:-1], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 def test_a_damaged_catalog_costs_the_texts_alone(root: Path, harm: Callable[[Path], None]) -> None:
-    if harm is emptied:
-        pytest.skip("an empty one is what a crash leaves of one that was about to be made")
     harm(root / "catalog.db")
     with ChunkStore.open(root, on_damage="go_on") as store:
         assert all_found(store)  # KV needs no catalog
         with pytest.raises(DamagedDatabase, match=r"catalog\.db") as found:
             store.catalog.chunks()
         assert "ingest the documents again" in found.value.hint
+    for read_only in (True, False) if harm in (emptied, Path.unlink) else ():
+        with pytest.raises(DamagedDatabase, match=r"catalog\.db"):
+            ChunkStore.open(root, read_only=read_only)
+    with ChunkStore.open(root, read_only=True, on_damage="go_on") as store:
+        report = store.verify()
+        assert (report.checked, report.ok) == (len(CHUNKS) + 1, len(CHUNKS) + 1)
+        assert [problem.where for problem in report.problems] == ["catalog.db"]
     with ChunkStore.open(root, on_damage="mend") as store:
         assert [problem.where for problem in store.mended] == ["catalog.db"]
         assert all_found(store)

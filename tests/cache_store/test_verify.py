@@ -1,8 +1,10 @@
+import errno
 import os
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,37 @@ def test_a_sound_store_has_no_problems(store: ChunkStore) -> None:
         put(store, IDS, (n,))
     report = store.verify()
     assert (report.checked, report.ok, report.problems, report.repaired) == (4, 4, (), 0)
+
+
+def test_a_file_that_may_not_be_read_is_a_miss_named_and_kept(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = put(store, IDS), put(store, OTHER)
+    path, real = file_of(store, bad), os.open
+
+    def refuse(name: object, *args: Any, **named: Any) -> int:
+        if str(name) == str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(name, *args, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        for repair in (False, True):
+            report = store.verify(repair)
+            assert (report.checked, report.ok, report.repaired) == (2, 1, 0)
+            assert [problem.where for problem in report.problems] == [bad]
+            assert "Permission denied" in report.problems[0].what
+        assert store.find(SPEC, IDS, CONTEXT) is None
+        assert "Permission denied" in store.damaged[0]
+        assert store.find(SPEC, OTHER, CONTEXT)
+        assert path.exists()
+    assert store.verify().problems == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        put(store, IDS)  # as an ingest does: stored anew, under another name
+        assert store.find(SPEC, IDS, CONTEXT)
+    assert {bad, good} == {entry.key for entry in store.entries()}
+    assert store.verify().problems == ()
 
 
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -259,6 +259,16 @@ def test_verify_says_what_is_wrong_and_puts_it_right(store: Filled) -> None:
     assert store("verify").exit_code == 0
 
 
+def test_verify_of_altered_text_says_that_ingest_cures_it(store: Filled) -> None:
+    with store.opened() as opened, opened.catalog.writing() as db:
+        db.execute("UPDATE chunk SET text = 'other' WHERE chunk_id = ?", (PLAN,))
+    for repair in ((), ("--repair",)):
+        found = store("verify", *repair)
+        assert found.exit_code == 4
+        assert "ingest the documents" in found.stderr
+        assert "--repair" not in found.stderr
+
+
 def test_what_cannot_be_repaired_stays_an_error(store: Filled) -> None:
     (store.path / "kv" / "folder").mkdir()
     assert store("verify", "--repair").exit_code == 4
