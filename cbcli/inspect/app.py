@@ -299,7 +299,7 @@ class InspectApp(App[None]):
             while not future.done():
                 if not self.running:
                     return  # cancelled: its end is nobody's concern
-                view.tell(f"{monotonic() - began:.0f} s: {session.said}   (x cancels)", "key")
+                view.tell(f"{monotonic() - began:.0f} s (x cancels): {session.said}", "key")
                 await asyncio.sleep(0.1)
             trace = future.result()
         except Cancelled:

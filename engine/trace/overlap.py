@@ -53,8 +53,11 @@ def overlaps(
     if among is not None:
         rows = rows[:, np.isin(deviations.positions, among)]
     mine = rows[deviations.layers.index(check_layer)]
+    best, ranks = top(mine, count), _centred(_ranks(mine))
     return [
-        LayerOverlap(layer, jaccard(top(row, count), top(mine, count)), spearman(row, mine))
+        LayerOverlap(
+            layer, jaccard(top(row, count), best), _correlation(_centred(_ranks(row)), ranks)
+        )
         for layer, row in zip(deviations.layers, rows, strict=True)
     ]
 
@@ -69,28 +72,39 @@ def values(deviations: Deviations, part: str = "v") -> Floats:
 
 def top(scores: Floats, count: int) -> npt.NDArray[np.intp]:
     """Indices of the `count` highest of [n], ties going to the lower index."""
+    if 0 < count < len(scores):  # those alone are sorted that may be among them
+        least = np.partition(scores, len(scores) - count)[len(scores) - count]
+        among = np.flatnonzero(scores >= least)
+        return among[np.argsort(-scores[among], kind="stable")[:count]]
     return np.argsort(-scores, kind="stable")[: max(0, count)]
 
 
 def jaccard(one: npt.NDArray[np.intp], other: npt.NDArray[np.intp]) -> float:
     """What two sets have in common over what they have together; 1 for two empty ones."""
-    union = len(np.union1d(one, other))
-    return len(np.intersect1d(one, other)) / union if union else 1.0
+    both = len(np.intersect1d(one, other, assume_unique=True))
+    union = len(one) + len(other) - both
+    return both / union if union else 1.0
 
 
 def spearman(one: Floats, other: Floats) -> float | None:
     """Correlation of the ranks of [n] and [n], equal values sharing their mean rank; None where
     there is none: fewer than two values, or all of one side equal."""
-    a, b = _centred(_ranks(one)), _centred(_ranks(other))
+    return _correlation(_centred(_ranks(one)), _centred(_ranks(other)))
+
+
+def _correlation(a: _Doubles, b: _Doubles) -> float | None:
     size = float(np.sqrt((a @ a) * (b @ b)))
     return float(np.clip((a @ b) / size, -1, 1)) if size else None
 
 
 def _ranks(values: Floats) -> _Doubles:
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    means: _Doubles = ends - (counts - 1) / 2
-    return means[group]
+    order = np.argsort(values)  # which of equal ones is first doesn't matter: they get one rank
+    ahead = values[order]
+    starts = np.flatnonzero(np.concatenate([[True], ahead[1:] != ahead[:-1]]))[: len(values)]
+    ends = np.append(starts[1:], len(values))[: len(starts)]
+    ranks: _Doubles = np.empty(len(values))
+    ranks[order] = np.repeat((starts + 1 + ends) / 2, ends - starts)
+    return ranks
 
 
 def _centred(values: _Doubles) -> _Doubles:

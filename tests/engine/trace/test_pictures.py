@@ -81,3 +81,19 @@ def test_each_layer_beside_the_check_layer() -> None:
         overlaps(measured, 3, 2)
     with pytest.raises(ValueError, match="'x'"):
         overlaps(measured, 1, 2, "x")
+
+
+def test_ranks_and_top_sets_with_ties_are_those_of_plain_sorting() -> None:
+    random = np.random.default_rng(0)
+    for size in (0, 1, 2, 7, 60):
+        values = random.integers(0, 6, size).astype(np.float32)
+        for count in (-1, 0, 1, 3, 59, 70):
+            plain = np.argsort(-values, kind="stable")[: max(0, count)]
+            assert top(values, count).tolist() == plain.tolist()
+        other = random.integers(0, 6, size).astype(np.float32)
+        ranks = [
+            np.array([(v < x).sum() + ((v == x).sum() + 1) / 2 for x in v]) for v in (values, other)
+        ]
+        found = spearman(values, other)
+        if found is not None:
+            assert found == pytest.approx(np.corrcoef(*ranks)[0, 1])
