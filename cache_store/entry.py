@@ -344,6 +344,7 @@ class EntryReader:
         data = self._view[start : start + length]
         if not self._checked[index]:
             if xxh3_128(data).digest() != self.header.checksums[index]:
+                data.release()  # it would keep the file in use as long as the error is about
                 raise DamagedEntry(f"chunk file {self.path.name} is damaged in layer {index}")
             self._checked[index] = True
         return data[:k_bytes], data[k_bytes:]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_store.disk import lock_unused
 from cache_store.entry import (
     ALIGNMENT,
     EntryHeader,
@@ -175,6 +176,16 @@ def test_a_damaged_layer_says_which_and_spares_the_others(path: Path) -> None:
         for _ in range(2):  # asking again doesn't make it good
             with pytest.raises(DamagedEntry, match="layer 1"):
                 reader.layer(1)
+
+
+def test_a_damaged_file_is_in_use_no_longer_than_its_reader(path: Path) -> None:
+    flip(path, -1)
+    with EntryReader(path) as reader, pytest.raises(DamagedEntry) as error:
+        reader.verify()
+    lock = lock_unused(path)
+    assert lock is not None
+    os.close(lock)
+    assert error.value.__traceback__ is not None
 
 
 def test_views_outlive_the_reader(path: Path) -> None:
