@@ -47,6 +47,7 @@ def even(config: ModelConfig, **other: object) -> Probe:
     probe = Probe(
         device="cpu",
         dtype="bf16",
+        kv_dtype="bf16",
         threads=1,
         tokens=SHAPE.tokens,
         linear=(Rate(1, RATE), Rate(1000, RATE)),
