@@ -23,10 +23,27 @@ MIN_LIMIT = 4 * 2**20
 
 def default_limit(path: Path) -> int:
     """The limit a new store at `path` gets: 20 GB or a tenth of the free disk, the smaller."""
+    return min(DEFAULT_LIMIT, _free(path) // 10)
+
+
+def _free(path: Path) -> int:
     there = path.absolute()
     while not there.exists():
         there = there.parent
-    return min(DEFAULT_LIMIT, shutil.disk_usage(there).free // 10)
+    return shutil.disk_usage(there).free
+
+
+def first_limit(path: Path) -> int:
+    """`default_limit`. Raises UsageError where that is too little for a store."""
+    limit = default_limit(path)
+    if limit < MIN_LIMIT:
+        raise UsageError(
+            f"the disk of {path} has {_free(path) / 1e6:.1f} MB free: a tenth of that, which a new "
+            "store takes, is too little",
+            "choose another disk, or give it more with cacheblend store limit SIZE, at least "
+            f"{-(-MIN_LIMIT // 10**5) / 10} MB",
+        )
+    return limit
 
 
 def check_limit(limit: int) -> None:

@@ -26,7 +26,7 @@ from cache_store.index import Index
 from cache_store.keeping import KeepingStore
 from cache_store.keys import KVSpec
 from cache_store.lease import lease_bytes
-from cache_store.place import KV_FOLDER, check_limit, default_limit, is_new
+from cache_store.place import KV_FOLDER, check_limit, default_limit, first_limit, is_new
 from cache_store.rebuild import Check, OnDamage, as_problem, is_lost, mend
 from cache_store.receiving import receive_entry
 from cache_store.results import EntryInfo, Match, Problem, StoreStats, VerifyReport
@@ -74,7 +74,7 @@ class ChunkStore(KeepingStore):
             if new and read_only:
                 raise no_store(root)
             if new:
-                limit = default_limit(root) if limit_bytes is None else limit_bytes
+                limit = first_limit(root) if limit_bytes is None else limit_bytes
                 check_limit(limit)
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 Index.prepare(root / KV_FOLDER)

@@ -66,6 +66,7 @@ class Output:
         self._live: tuple[Scene, View] | None = None
         self._pieces: VisibleStream | None = None
         self._at_line_start = True
+        self._waiting: list[str] = []
 
     # -- stdout ---------------------------------------------------------------------------------
 
@@ -122,13 +123,17 @@ class Output:
         self._write_piece(self._pieces.push(text))
 
     def end_pieces(self) -> None:
-        """The end of streamed text: the rest of it, and a newline unless it has one."""
+        """The end of streamed text: the rest of it, and a newline unless it has one; then what was
+        to be said meanwhile."""
         if self._pieces is None:
             return
         self._write_piece(self._pieces.finish())
         self._pieces = None
         if not self._at_line_start:
             self._write_piece("\n")
+        waiting, self._waiting = self._waiting, []
+        for text in waiting:
+            self._say(text)
 
     def _write_piece(self, text: str) -> None:
         if text:
@@ -208,6 +213,9 @@ class Output:
         if self._progress is not None and self._progress.above(text):
             return
         if self._live is not None and self._live[1].above(text):
+            return
+        if self._pieces is not None:  # streamed text isn't broken up
+            self._waiting.append(text)
             return
         self._stderr.write(text + "\n")
         self._stderr.flush()

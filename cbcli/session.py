@@ -60,7 +60,9 @@ def upload(store: ChunkStore, out: Output) -> None:
     with out.progress("uploading", unit="entries") as progress:
         try:
             store_with_tiers.push(
-                on_left=lambda left: progress.update(uploads.sent, total=uploads.sent + left)
+                on_left=lambda left: progress.update(
+                    uploads.done.total(), total=uploads.done.total() + left
+                )
             )
         except CacheblendError as error:
             out.warn(error.message, "cacheblend store push tries again")

@@ -71,6 +71,7 @@ class RemoteTier:
         self._lock = threading.Lock()
         self._off = False
         self._notes: dict[str, None] = {}
+        self._told: set[str] = set()
         self._groups: OrderedDict[str, tuple[float, tuple[str, ...]]] = OrderedDict()
         self._headers: OrderedDict[str, RemoteEntry] = OrderedDict()
         self._damaged: set[str] = set()
@@ -96,6 +97,11 @@ class RemoteTier:
         with self._lock:
             self._notes[text] = None
 
+    def has_told(self, why: str) -> bool:
+        """Whether `notes` had it that the remote was done without for this reason."""
+        with self._lock:
+            return why in self._told
+
     def take_notes(self) -> list[str]:
         """What has been noted since the last time."""
         with self._lock:
@@ -115,7 +121,8 @@ class RemoteTier:
         self.failures += 1
         with self._lock:
             self._off = True
-            self._notes[f"{why}; the remote store was done without"] = None
+            self._told.add(why)
+            self._notes[f"{why.rstrip('.')}; the remote store was done without"] = None
 
     # Asking.
 

@@ -21,7 +21,7 @@ from cache_store.tiers.protocol import LostEntry, Reader, RemoteError
 from cache_store.tiers.reader import RemoteReader, WatchedReader
 from cache_store.tiers.remote import RemoteTier
 from cache_store.tiers.transfer import downloads, send
-from cache_store.tiers.uploads import Uploads
+from cache_store.tiers.uploads import Sending, Uploads
 
 CLOSE_SECONDS = 10.0
 """How long `close` waits for what is being uploaded or written down."""
@@ -52,7 +52,9 @@ class TieredStore(ChunkStore):
         self.memory = MemoryTier(memory_limit) if memory_limit else None
         self.remote = remote
         if remote is not None and not self.read_only:
-            self.uploads = Uploads(self.catalog, self._send, remote.note, self._leave_thread)
+            self.uploads = Uploads(
+                self.catalog, self._send, remote.note, remote.has_told, self._leave_thread
+            )
 
     # Finding and reading.
 
@@ -261,7 +263,7 @@ class TieredStore(ChunkStore):
             self.memory.drop([key])
         return super().discard(key)
 
-    def _send(self, key: str) -> None:
+    def _send(self, key: str) -> Sending:
         """Gives the remote an entry. Raises RemoteError."""
         assert self.remote is not None
         self._prompts.wait_for_none(_GIVE_WAY_SECONDS)
@@ -269,8 +271,11 @@ class TieredStore(ChunkStore):
             row = self._index.entry(key)
             if row is not None:  # else evicted since; who needs it computes it
                 with EntryReader(row.path) as reader:
-                    if send(self.remote, reader):
-                        self.counters.add("remote.uploaded")
+                    if not send(self.remote, reader):
+                        return "there"
+                    self.counters.add("remote.uploaded")
+                    return "sent"
+        return "gone"
 
     def push(
         self, *, everything: bool = False, on_left: Callable[[int], None] = lambda left: None

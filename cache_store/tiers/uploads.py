@@ -7,10 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 from cache_store.catalog import Catalog
 from cache_store.errors import CacheblendError
 from cache_store.tiers.protocol import RemoteError, RemoteRefused
+
+Sending = Literal["sent", "there", "gone"]
+"""What became of an entry: the remote was given it, had it already, or it isn't here any more."""
 
 _AT_ONCE = 64
 _LISTED_AT_ONCE = 1000
@@ -24,25 +28,29 @@ class Uploads:
     An entry is on the list before it is in the store, and off it once the remote has it, so that a
     process that dies loses nothing: the next one that writes goes on.
 
-    send: gives the remote an entry, or finds it gone or there already; raises RemoteError.
-    on_end: called in the thread when it ends.
+    send: gives the remote an entry, or finds it there already or gone from here; raises
+    RemoteError. told: whether the user knows of a failure already. on_end: called in the thread
+    when it ends.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        send: Callable[[str], None],
+        send: Callable[[str], Sending],
         note: Callable[[str], None],
+        told: Callable[[str], bool] = lambda why: False,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalog, self._send, self._note, self._on_end = catalog, send, note, on_end
+        self._told = told
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._gave_up: RemoteError | None = None
         self._coming: Counter[str] = Counter()  # being stored
         self._failed: set[str] = set()  # not tried again by this process
-        self.sent = 0
+        self._trial = False  # the first failure is the last, unless something was done before it
+        self.done: Counter[Sending] = Counter()
 
     def pending(self) -> int:
         """How many entries are still to be uploaded, by whichever process."""
@@ -85,9 +93,10 @@ class Uploads:
             self._change.notify_all()
 
     def retry(self) -> None:
-        """As `start`, also after failures."""
+        """As `start`, also after failures. A remote that answers nothing at all is asked once."""
         with self._change:
             self._gave_up = None
+            self._trial = not self.done
             self._failed.clear()
         self.start()
 
@@ -107,19 +116,19 @@ class Uploads:
                     if self._stopping:
                         return
                     try:
-                        self._send(key)
+                        sending = self._send(key)
                     except RemoteError as error:
                         failures += 1
                         if isinstance(error, RemoteRefused):
                             self._failed.add(key)
                         with self._change:
-                            if failures >= _FAILURES:
+                            if failures >= _FAILURES or self._trial:
                                 self._gave_up = error
                             elif not isinstance(error, RemoteRefused):
                                 self._change.wait(_PAUSE_SECONDS)
                         break
                     failures = 0
-                    self._done(key)
+                    self._done(key, sending)
         except CacheblendError as error:  # of the catalog: what is on the list stays on it
             self._gave_up = RemoteError(error.message, error.hint)
         finally:
@@ -134,11 +143,12 @@ class Uploads:
         rows = self._catalog.ask(f"SELECT key FROM upload LIMIT {_AT_ONCE + len(apart)}")
         return [str(key) for (key,) in rows if key not in apart]
 
-    def _done(self, key: str) -> None:
+    def _done(self, key: str, sending: Sending) -> None:
         with self._catalog.writing(count=False) as db:
             db.execute("DELETE FROM upload WHERE key = ?", (key,))
         with self._change:
-            self.sent += 1
+            self.done[sending] += 1
+            self._trial = False
             self._change.notify_all()
 
     def wait(
@@ -175,6 +185,8 @@ class Uploads:
         if thread is not None:
             thread.join(seconds)
         if left:
-            why = f": {self._gave_up.message}" if self._gave_up is not None else ""
+            failure = self._gave_up
+            new = failure is not None and not self._told(failure.message)
+            why = f": {failure.message.rstrip('.')}" if failure is not None and new else ""
             self._note(f"{left} entries are still to be uploaded{why} (cacheblend store push)")
         return left

@@ -46,13 +46,18 @@ def push(
         assert store is not None  # a remote is set
         assert store.uploads is not None
         uploads, where = store.uploads, masked(settings.remote)
-        with out.progress("uploading", unit="entries") as progress:
-            left = store.push(
-                everything=everything,
-                on_left=lambda left: progress.update(uploads.sent, total=uploads.sent + left),
-            )
-        sent = uploads.sent
+        pending = uploads.pending()
+
+        def on_left(left: int) -> None:
+            progress.update(uploads.done.total(), total=uploads.done.total() + left)
+
+        with out.progress(f"uploading to {where}", unit="entries") as progress:
+            left = store.push(everything=everything, on_left=on_left)
+        sent, there = uploads.done["sent"], uploads.done["there"]
     if json:
-        out.data({"remote": where, "uploaded": sent, "left": left})
-    else:
-        out.line(f"{plural(sent, 'entry', 'entries')} given to {where}")
+        out.data({"remote": where, "uploaded": sent, "there": there, "left": left})
+        return
+    kept = f"; {there} were there already" if there else ""
+    out.line(f"{plural(sent, 'entry', 'entries')} given to {where}{kept}")
+    if not pending and not everything:
+        out.note("nothing was waiting to be uploaded; --all gives all that is stored here")

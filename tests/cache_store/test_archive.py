@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -22,7 +23,13 @@ from blake3 import blake3
 from cache_store import exporting
 from cache_store.archive import END, MANIFEST, SEAL, ArchiveReader
 from cache_store.catalog import ChunkText
-from cache_store.errors import IntegrityError, NotFoundError, StoreFullError, UsageError
+from cache_store.errors import (
+    CacheblendError,
+    IntegrityError,
+    NotFoundError,
+    StoreFullError,
+    UsageError,
+)
 from cache_store.exporting import PART, export_file, export_to, plan_export
 from cache_store.importing import Import
 from cache_store.keys import chunk_id
@@ -487,6 +494,22 @@ def test_a_half_that_is_not_ours_is_written_anew(
     done = export_file(full, plan_export(full, None, None), path, nothing)
     assert path.read_bytes() == exported(full)
     assert done.kept < len(data) // 2 or how == "tail"
+
+
+def test_a_full_disk_names_the_file_that_did_not_fit(
+    full: ChunkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tmp_path / "a.tar", plan_export(full, None, None)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(exporting.os, "fsync", fail)
+        with pytest.raises(CacheblendError, match=r"a\.tar\.part: No space left") as caught:
+            export_file(full, plan, path, nothing)
+    assert "the same command" in caught.value.hint
+    assert export_file(full, plan, path, nothing).kept
 
 
 def test_two_exports_do_not_write_one_file(full: ChunkStore, tmp_path: Path) -> None:

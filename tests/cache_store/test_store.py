@@ -357,6 +357,23 @@ def test_the_default_limit_is_a_tenth_of_the_free_disk_at_most(
         assert store.limit == 20 * 10**9
 
 
+def test_a_disk_too_small_for_a_new_store_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cache_store.place.shutil.disk_usage", lambda path: _Usage(6_000_000))
+    with pytest.raises(UsageError, match=r"6\.0 MB free") as caught:
+        ChunkStore.open(tmp_path / "store")
+    assert "cacheblend store limit" in caught.value.hint
+    assert not (tmp_path / "store").exists()
+    ChunkStore.open(tmp_path / "store", limit_bytes=2**22).close()
+    ChunkStore.open(tmp_path / "store").close()  # one that is there needs no more
+
+
+class _Usage:
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
 @contextmanager
 def unprivileged() -> Iterator[None]:
     """As somebody whom permissions stop."""

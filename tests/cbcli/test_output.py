@@ -151,6 +151,19 @@ def test_pieces_end_with_one_newline() -> None:
         assert stdout.getvalue() == shown
 
 
+def test_a_warning_waits_for_the_end_of_a_streamed_answer() -> None:
+    out, stdout, stderr = output()
+    out.piece("The")
+    out.warn("slow remote")
+    out.piece(" tide.")
+    assert stderr.getvalue() == ""
+    out.end_pieces()
+    assert stdout.getvalue() == "The tide.\n"
+    assert stderr.getvalue() == "warning: slow remote\n"
+    out.warn("at once")
+    assert stderr.getvalue().endswith("warning: at once\n")
+
+
 def test_an_error_does_not_run_into_a_streamed_answer() -> None:
     out, stdout, _ = output()
     out.piece("half an ans")

@@ -62,7 +62,10 @@ def test_a_remote_that_is_down_is_told_and_pushed_to_later(
     there = ("--remote", f"file://{world.root}/shared")
     assert world.json("store", "push", *there)["uploaded"] == 4
     assert world.json("store", "push", *there)["uploaded"] == 0
-    assert world.json("store", "push", "--all", *there)["left"] == 0
+    again = world.json("store", "push", "--all", *there)
+    assert (again["uploaded"], again["there"], again["left"]) == (0, 4, 0)
+    assert "4 were there already" in world("store", "push", "--all", *there).stdout
+    assert "--all" in world("store", "push", *there).stderr
 
 
 def test_stats_tells_the_bytes_of_each_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
