@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import diskcache
 
-from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy
+from cache_store.errors import CacheblendError, DamagedDatabase, NoSpace, StoreBusy
 
 _Result = TypeVar("_Result")
 
@@ -31,6 +31,7 @@ WAL_ALLOWANCE = (CHECKPOINT_PAGES + 60) * 4120
 """Bytes a write-ahead log takes at most before it is written back, small transactions given."""
 
 _JOURNAL = "-journal"
+_SHARED_BYTES = 64 * 1024
 SUFFIXES = ("", "-wal", "-shm", _JOURNAL)
 """What SQLite appends to a database's name for the files it keeps beside it."""
 
@@ -54,10 +55,7 @@ def guarded(path: Path) -> Iterator[None]:
         raise damaged(path, "its tables are not described by text") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CacheblendError(
-                f"no space left on the disk at {path}",
-                "free some, or give the store a smaller limit: cacheblend store limit SIZE",
-            ) from error
+            raise _no_space(path) from error
         raise CacheblendError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
@@ -67,17 +65,33 @@ def _busy(path: Path) -> StoreBusy:
     )
 
 
+def _no_space(path: Path) -> NoSpace:
+    return NoSpace(
+        f"no space left on the disk at {path}",
+        "free some, or give the store a smaller limit: cacheblend store limit SIZE",
+    )
+
+
 def _translated(path: Path, error: sqlite3.Error) -> CacheblendError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return _busy(path)
     if code == sqlite3.SQLITE_FULL:
-        return CacheblendError(f"no space left on the disk at {path}", "free some space")
+        return _no_space(path)
+    if _lacks_space(path, error):
+        return _no_space(path)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return CacheblendError(f"{path} cannot be opened or written: {error}")
     if code == sqlite3.SQLITE_IOERR:
         return CacheblendError(f"{path} cannot be read or written: {error}")
     return damaged(path, str(error))
+
+
+def _lacks_space(path: Path, error: sqlite3.Error) -> bool:
+    """Whether it failed as there is no room even for what connections share."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    failed = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+    return failed and path.parent.is_dir() and free_bytes(path.parent) < _SHARED_BYTES
 
 
 def damaged(path: Path, what: str) -> DamagedDatabase:
@@ -124,6 +138,12 @@ def _tail(path: Path) -> bytes:
         return file.read(len(_NAMES_ANOTHER))
 
 
+def free_bytes(folder: Path) -> int:
+    """Bytes left on a folder's disk for this user."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 def is_writable(folder: Path) -> bool:
     """Whether this process may write in a folder."""
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -158,10 +178,27 @@ def connect_read_only(path: Path, seconds: float = BUSY_SECONDS) -> sqlite3.Conn
         address += "&immutable=1"
     elif path.with_name(path.name + _JOURNAL).exists():  # with a log, there is none for long
         _take_back(path, seconds)
+    try:
+        return _connect(address, seconds)
+    except sqlite3.OperationalError as error:
+        log = path.with_name(path.name + "-wal")
+        if not _lacks_space(path, error) or (log.exists() and log.stat().st_size):
+            raise
+    # On a full disk there is no room for what connections share. So nobody else has one, and
+    # nobody can write: the file is whole as it lies there.
+    return _connect(address + "&immutable=1", seconds)
+
+
+def _connect(address: str, seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
-    connection.execute("PRAGMA trusted_schema = off")
+    try:
+        connection.execute("PRAGMA trusted_schema = off")
+        connection.execute("PRAGMA user_version").fetchall()  # opens the file
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

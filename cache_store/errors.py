@@ -45,6 +45,10 @@ class StoreBusy(CacheblendError):
     """Another process keeps a database of the store locked, for longer than we wait (exit 1)."""
 
 
+class NoSpace(CacheblendError):
+    """The disk has no space left for what was to be written to a store (exit 1)."""
+
+
 class StoreFullError(UsageError):
     """A write that would not fit under the store's limit, even after eviction (exit 2)."""
 

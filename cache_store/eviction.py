@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import os
@@ -140,6 +141,17 @@ class Eviction:
                 if excess <= 0 or len(victims) >= most:  # before the next is taken off the queue
                     return victims
         return victims
+
+    def give_way(self, nbytes: int) -> list[str]:
+        """Removes the files of entries of so many bytes, and leaves their rows: for a disk so full
+        that no transaction has room. A row without its file is a miss. Returns their keys."""
+        gone = []
+        for victim in self.victims(nbytes, _AHEAD, saved_only=False):
+            with contextlib.suppress(OSError):
+                victim.row.path.unlink()
+                gone.append(victim.row.key)
+            victim.release()
+        return gone
 
     def _rows(
         self, policy: Policy, kept: set[str], pinned: set[str], *, saved: bool

@@ -16,6 +16,7 @@ from cache_store.errors import (
     DamagedDatabase,
     DamagedEntry,
     IntegrityError,
+    NoSpace,
     NotFoundError,
     StoreBusy,
     UnreadableEntry,
@@ -82,8 +83,8 @@ class ReadableStore:
                     # A limit, too: a crash may have left an index that was never written.
                     limit = limit_bytes
                     return Index(kv, read_only=False, size_limit=limit, patience=READ_SECONDS)
-                except StoreBusy as busy:  # something else writes for long: it can be read
-                    self._do_without(busy)
+                except (StoreBusy, NoSpace) as error:  # it can be read all the same
+                    self._do_without(error)
             return Index(kv, read_only=True, patience=READ_SECONDS)
         except (DamagedDatabase, StoreBusy) as error:
             self._do_without(error)
@@ -96,7 +97,11 @@ class ReadableStore:
             return Catalog(path, read_only=self.read_only, claim=claim)
         try:
             self._require_catalog()
-            return Catalog(path, read_only=self.read_only, claim=claim, patience=READ_SECONDS)
+            try:
+                return Catalog(path, read_only=self.read_only, claim=claim, patience=READ_SECONDS)
+            except NoSpace as error:
+                self._do_without(error)
+                return Catalog(path, read_only=True, patience=READ_SECONDS)
         except (DamagedDatabase, StoreBusy) as error:
             self._do_without(error)
             return Catalog.stand_in(path, error)
@@ -113,6 +118,8 @@ class ReadableStore:
         """What a fault means for who goes on in spite of it."""
         if isinstance(fault, DamagedDatabase) and CATALOG_NAME in fault.message:
             return "the documents' texts are lost"
+        if isinstance(fault, NoSpace):
+            return "nothing is stored"
         if isinstance(fault, StoreBusy) and not self._index.is_stand_in:
             return "nothing is stored until it is free"
         return "no stored KV is used, nothing is stored"
@@ -305,6 +312,11 @@ class ReadableStore:
     def keys_of_chunk(self, chunk_id: str) -> list[str]:
         """Keys of the entries that were stored under the id of a chunk's text."""
         return [m.key for group in self._index.groups_of(chunk_id) for m in group.members]
+
+    def give_way(self, nbytes: int) -> list[str]:
+        """Removes the files of the first entries to be evicted, where the disk has no room to
+        write that down; see `Eviction.give_way`."""
+        return self._space.eviction.give_way(nbytes)
 
     def used_bytes(self) -> int:
         """Bytes on disk of everything beneath the store's folder, as `du` counts them."""

@@ -11,12 +11,17 @@ from typing import Annotated
 
 import typer
 
+from cache_store.database import free_bytes
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.command import nearest
+from cbcli.output import Output
 from cbcli.session import shown_source
 from cbcli.settings import Settings, load_settings
+from cbcli.store_listing import plural
+
+_ROOM = 2**18  # bytes that writing down what goes may take
 
 StoreDir = Annotated[
     str | None, typer.Option("--store", help="Folder of the chunk store.", metavar="DIR")
@@ -41,6 +46,23 @@ def writing(store_dir: str | None, on_damage: OnDamage = "raise") -> Iterator[Ch
         ChunkStore.open(where, read_only=True).close()
     with ChunkStore.open(where, on_damage=on_damage) as store:
         store.require_writable()
+        yield store
+
+
+@contextlib.contextmanager
+def freeing(store_dir: str | None, out: Output) -> Iterator[ChunkStore]:
+    """A store that space is to be freed in, be the disk so full that nothing could be written
+    down: then entries go first, in the order of eviction."""
+    where, gone = store_settings(store_dir).store, []
+    if where.is_dir() and free_bytes(where) < _ROOM:
+        with ChunkStore.open(where, read_only=True) as full:
+            gone = full.give_way(2 * _ROOM)
+    with writing(store_dir) as store:
+        if gone:
+            entries = plural(len(gone), "entry", "entries")
+            out.warn(f"the disk is full: {entries} went first, to have room to work in")
+        for key in gone:
+            store.discard(key)
         yield store
 
 

@@ -27,7 +27,15 @@ from cbcli.commands import (
     store_warm,
 )
 from cbcli.output import Output
-from cbcli.store_access import StoreDir, confirm, known_source, reading, store_settings, writing
+from cbcli.store_access import (
+    StoreDir,
+    confirm,
+    freeing,
+    known_source,
+    reading,
+    store_settings,
+    writing,
+)
 from cbcli.store_listing import SHOWN_DIGITS, plural
 from cbcli.units import count_text, size_text
 
@@ -80,7 +88,7 @@ def rm(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if [bool(chunks), bool(document), everything].count(True) != 1:
         raise UsageError("say what to remove", "give chunk ids, --document SOURCE or --all")
-    with writing(store_dir) as store:
+    with reading(store_dir) if dry_run else freeing(store_dir, out) as store:
         if everything:
             sources = [info.source for info in store.catalog.documents()]
             keys = [entry.key for entry in store.entries()]

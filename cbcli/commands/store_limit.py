@@ -8,12 +8,13 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.eviction import Policy, check_policy
-from cache_store.place import MIN_LIMIT
+from cache_store.place import KV_FOLDER, MIN_LIMIT
+from cache_store.space import disk_usage
 from cache_store.store import ChunkStore
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.settings import parse_size
-from cbcli.store_access import StoreDir, reading, store_settings, writing
+from cbcli.store_access import StoreDir, freeing, reading, store_settings, writing
 from cbcli.store_listing import plural
 from cbcli.units import size_text
 
@@ -54,6 +55,10 @@ def limit(
     evicted = 0
     if size is not None:
         wanted = _size(size)
+        folder = store_settings(store_dir).store
+        if (folder / KV_FOLDER).is_dir() and wanted < disk_usage(folder):
+            with freeing(store_dir, out):
+                pass
         with ChunkStore.open(store_settings(store_dir).store, limit_bytes=wanted) as store:
             if policy is not None:
                 store.set_eviction(policy)

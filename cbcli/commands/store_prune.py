@@ -17,7 +17,7 @@ from cbcli.output import Output
 from cbcli.present import present_of, remember
 from cbcli.session import open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
-from cbcli.store_access import StoreDir, writing
+from cbcli.store_access import StoreDir, freeing, reading
 from cbcli.store_choice import chosen_models
 from cbcli.store_listing import plural
 from cbcli.units import parse_duration, parse_size, size_text
@@ -85,7 +85,7 @@ def prune(
     settings = load_settings({"store": store_dir, "dtype": dtype, "kv_dtype": kv_dtype})
     if not (any((stale, missing_sources, orphans, of_model)) or over or older_than or unused_for):
         raise UsageError("say what to remove", "give --unused-for 30d, --stale or another; --help")
-    with writing(store_dir) as store:
+    with reading(store_dir) if dry_run else freeing(store_dir, out) as store:
         choice = _choice(store, settings, out, ages, size, of_model, stale=stale)
         choice = _with_documents(store, choice, missing=missing_sources, orphans=orphans)
         plan = plan_prune(store, choice)

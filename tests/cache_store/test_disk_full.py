@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
+import cache_store.index_database
 from cache_store.archive import ArchiveReader
 from cache_store.catalog import ChunkText
-from cache_store.errors import CacheblendError
+from cache_store.errors import CacheblendError, NoSpace
 from cache_store.exporting import export_file, export_to, plan_export
 from cache_store.importing import Import
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
-from tests.cache_store.support import BIG, SPEC, make_layers, put, read
+from tests.cache_store.support import BIG, CONTEXT, SPEC, make_layers, put, read
 
 CALLS = ("pwrite", "write", "posix_fallocate", "ftruncate", "fsync", "mkdir", "rename", "replace")
 MOST = 60  # calls that an operation makes, at most
@@ -112,6 +113,35 @@ def each_call(
         if not failed:
             return seen
     raise AssertionError("it never came through")
+
+
+def test_a_prompt_goes_on_with_what_is_there(
+    tmp_path: Path, store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **named: Any) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(cache_store.index_database, "new_cache", full)
+    with ChunkStore.open(store.path, on_damage="go_on") as other:
+        assert [type(fault) for fault in other.faults] == [NoSpace]
+        assert other.read_only
+        assert other.find(SPEC, (1, 2), CONTEXT)
+        assert [info.source for info in other.catalog.documents()] == ["doc"]
+    with pytest.raises(NoSpace, match="no space left"):
+        ChunkStore.open(store.path)
+
+
+def test_entries_give_way_without_a_transaction(store: ChunkStore) -> None:
+    keys = [put(store, (n, 7), chunk_id=chunk_id("a")) for n in range(3)]
+    (first, *_) = store.entries()
+    with ChunkStore.open(store.path, read_only=True) as other:
+        assert other.give_way(1) == [first.key]
+    assert store.find(SPEC, (1, 2), CONTEXT) is None
+    assert store.discard(first.key) == first.nbytes
+    assert {entry.key for entry in store.entries()} == set(keys)
+    assert store.verify().problems == ()
 
 
 def test_put(store: ChunkStore, disk: FullDisk) -> None:

@@ -259,6 +259,19 @@ def test_verify_says_what_is_wrong_and_puts_it_right(store: Filled) -> None:
     assert store("verify").exit_code == 0
 
 
+@pytest.mark.parametrize("command", [("rm", "--all", "--yes"), ("prune", "--unused-for", "0s")])
+def test_a_full_disk_can_be_freed(
+    store: Filled, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbcli.store_access.free_bytes", lambda folder: 0)
+    assert store(*command, "--dry-run").exit_code == 0
+    assert store("verify").stdout == "4 entries checked, 4 sound\n"  # nothing went for that
+    done = store(*command)
+    assert done.exit_code == 0
+    assert "the disk is full: 4 entries went first" in done.stderr
+    assert store("verify").stdout == "0 entries checked, 0 sound\n"
+
+
 def test_verify_of_altered_text_says_that_ingest_cures_it(store: Filled) -> None:
     with store.opened() as opened, opened.catalog.writing() as db:
         db.execute("UPDATE chunk SET text = 'other' WHERE chunk_id = ?", (PLAN,))
