@@ -174,7 +174,10 @@ def _view(
         session=session,
         wish=wish,
     )
-    app.run()
+    try:
+        app.run()
+    except SystemExit as done:  # a signal: whoever ends the process waits for no run either
+        session.leave(done.code if isinstance(done.code, int) else 1)
     session.leave(app.return_code or 0)
 
 

@@ -21,7 +21,7 @@ from cache_store.errors import CacheblendError
 from cbcli.errors import describe
 from cbcli.inspect.chunks import ChunksView
 from cbcli.inspect.compare import CompareView
-from cbcli.inspect.export import ExportScreen, free_name, write_new
+from cbcli.inspect.export import ExportScreen, exported, free_name, write_new
 from cbcli.inspect.help import HelpScreen, help_text
 from cbcli.inspect.knobs import KnobsView
 from cbcli.inspect.layers import LayersView
@@ -349,12 +349,15 @@ class InspectApp(App[None]):
 
         def chosen(kind: str | None) -> None:
             if kind is not None:
-                from cbcli.inspect.export import exported
-
-                text = exported(kind, self.shown_run, self.runs, self.shown)
-                self._write(free_name(self.folder, self._stem(), f".{kind}"), text)
+                self.run_worker(self._export(kind), group="export")
 
         self.push_screen(ExportScreen(ascii=self.ascii), chosen)
+
+    async def _export(self, kind: str) -> None:
+        """In a thread: of a long prompt it takes longer than a key may."""
+        run, runs, view, stem = self.shown_run, list(self.runs), self.shown, self._stem()
+        text = await asyncio.to_thread(exported, kind, run, runs, view)
+        self._write(free_name(self.folder, stem, f".{kind}"), text)
 
     def _stem(self) -> str:
         name = self.shown_run.trace.id if self.runs else "none"

@@ -280,7 +280,7 @@ def test_pictures_and_exports_never_replace_a_file(tmp_path: Path) -> None:
         await press(pilot, "3", "e", "c")
         await press(pilot, "e", "escape")
         await press(pilot, "e", "enter")
-        await pilot.pause()
+        await app.workers.wait_for_complete()
 
     play(script, by_hand(), folder=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -441,6 +441,7 @@ def test_hostile_text_breaks_nothing_anywhere(tmp_path: Path) -> None:
             assert "\x1b" not in shown
             assert "\x07" not in shown
         await press(pilot, "1", "home", *["right"] * 8, "end", "s", "e", "h")
+        await app.workers.wait_for_complete()
         await find(pilot, app, "[/INST]")
         assert app.query_one(TokenPage).matches
 
