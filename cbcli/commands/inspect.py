@@ -16,6 +16,7 @@ from cache_store.errors import NotFoundError, UsageError
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
+from cbcli.settings import load_settings
 from cbcli.traces import traces_root
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ def inspect(
     if wanted is None:
         gc.disable()  # until the first screen, sooner by a tenth: nothing made till then is garbage
     options: dict[str, object] = {"model": model, "store": store}
+    if wish is not None:
+        from cbcli.inspect.wishes import wish_as_set
+
+        wish = wish_as_set(wish.question, wish.chunks, load_settings(options))
     traces = [] if wish else load_traces([Path(name) for name in trace or []], last)
     if wanted is None:
         _view(traces, wish, options, view=view, at=at, dark=not light, ascii=ascii)
@@ -164,7 +169,7 @@ def _view(
 
         return EngineRunner(options)
 
-    session = Session(runner)
+    session = Session(runner, load_settings(options).context)
     app = InspectApp(
         traces,
         view=view,

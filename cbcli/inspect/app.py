@@ -28,7 +28,7 @@ from cbcli.inspect.layers import LayersView
 from cbcli.inspect.palette import DARK, LIGHT
 from cbcli.inspect.reuse import known_runs
 from cbcli.inspect.run import Run
-from cbcli.inspect.runner import Cancelled, StoredChunk, Wish
+from cbcli.inspect.runner import CONTEXTS, Cancelled, StoredChunk, Wish
 from cbcli.inspect.session import Session
 from cbcli.inspect.tabs import Headline, TabBar
 from cbcli.inspect.theme import Look
@@ -136,7 +136,8 @@ class InspectApp(App[None]):
         self.theme = DARK.name if dark else LIGHT.name
         self.set_reactive(InspectApp.shown, view if self.runs else "knobs")
         if wish is not None or self.runs:
-            self.set_reactive(InspectApp.wish, wish or wish_of(self.runs[0]))
+            context = session.context if session is not None else CONTEXTS[0]
+            self.set_reactive(InspectApp.wish, wish or wish_of(self.runs[0], context))
         if self.runs:
             selected = self.runs[0].trace.selected
             self.token = int(selected[0]) if len(selected) else 0

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from cbcli.inspect.runner import Cancelled, Runner, StoredChunk, Wish
+from cbcli.inspect.runner import CONTEXTS, Cancelled, Runner, StoredChunk, Wish
 from engine.trace.record import Trace
 
 GRACE = 0.2  # seconds that leaving waits for what is about to end
@@ -18,9 +18,10 @@ GRACE = 0.2  # seconds that leaving waits for what is about to end
 
 class Session:
     """The runner in its thread, where it is made with the first call. `said` is what the run under
-    way says; "" where there was none."""
+    way says; "" where there was none. context: what missing chunks are computed behind, as set."""
 
-    def __init__(self, make: Callable[[], Runner]) -> None:
+    def __init__(self, make: Callable[[], Runner], context: str = CONTEXTS[0]) -> None:
+        self.context = context
         self._make = make
         self._made: Runner | None = None
         self.said = ""

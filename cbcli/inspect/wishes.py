@@ -11,6 +11,7 @@ from cbcli.inspect.lines import Line, Span, bar, left, line, right, span
 from cbcli.inspect.run import Run, ms
 from cbcli.inspect.runner import CONTEXTS, POLICIES, StoredChunk, Wish
 from cbcli.inspect.theme import Look
+from cbcli.settings import Settings
 from cbcli.units import size_text
 
 KNOBS = ("question", "ratio", "policy", "check layer", "context", "compare")
@@ -26,8 +27,8 @@ class Place:
     chunk: int = -1
 
 
-def wish_of(run: Run) -> Wish:
-    """The wish that gives this run again."""
+def wish_of(run: Run, context: str = CONTEXTS[0]) -> Wish:
+    """The wish that gives this run again. context: that of the settings, which no trace has."""
     result = run.result
     ratios, layers = result["ratios"], result["check_layers"]
     policy = str(result["policy"])
@@ -37,8 +38,21 @@ def wish_of(run: Run) -> Wish:
         float(ratios[0]) if ratios else 0.16,
         policy if policy != "explicit" else POLICIES[0],
         max(1, int(layers[0])) if layers else 1,
+        context,
         compare=result.get("compare") is not None,
     )
+
+
+def wish_as_set(question: str, chunks: Sequence[str], settings: Settings) -> Wish:
+    """The wish for a question, with all that the settings say and Knobs can turn."""
+    wish = Wish(question, tuple(chunks), context=settings.context)
+    if isinstance(settings.ratio, tuple) and settings.ratio:
+        wish = replace(wish, ratio=float(settings.ratio[0]))
+    if settings.policy in POLICIES:
+        wish = replace(wish, policy=settings.policy)
+    if settings.check_layers:
+        wish = replace(wish, check_layer=max(1, settings.check_layers[0]))
+    return wish
 
 
 def places(wish: Wish) -> list[Place]:
@@ -88,7 +102,7 @@ def knob_lines(
     room = max(10, columns - LABEL - 12)
     values = {
         "question": wish.question or "(none: Enter writes one)",
-        "ratio": f"{wish.ratio:.2f}  {bar(wish.ratio, min(40, room - 6), look.ascii)}",
+        "ratio": f"{_ratio_text(wish.ratio)}  {bar(wish.ratio, min(40, room - 6), look.ascii)}",
         "policy": wish.policy,
         "check layer": str(wish.check_layer),
         "context": wish.context,
@@ -122,6 +136,11 @@ def knob_lines(
             )
         )
     return shown
+
+
+def _ratio_text(ratio: float) -> str:
+    """0.16, and 0.005 where it is that."""
+    return f"{ratio:.2f}" if round(ratio, 2) == ratio else f"{ratio:g}"
 
 
 def history_lines(runs: Sequence[Run], current: int, columns: int) -> list[Line]:

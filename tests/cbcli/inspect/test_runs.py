@@ -23,7 +23,8 @@ from cbcli.inspect.runner import StoredChunk, Wish
 from cbcli.inspect.session import Session
 from cbcli.inspect.theme import Look
 from cbcli.inspect.tokens import TokenPage
-from cbcli.inspect.wishes import matching, moved, toggled, turned, wish_of
+from cbcli.inspect.wishes import matching, moved, toggled, turned, wish_as_set, wish_of
+from cbcli.settings import load_settings
 from engine.trace.record import Trace
 from tests.cbcli.inspect.support import example
 from tests.cbcli.inspect.test_app import play, press, screen_text
@@ -197,6 +198,11 @@ def test_the_engine_runs_a_question_for_real(
     monkeypatch.setenv("CACHEBLEND_MIN_TOKENS", "0")
     monkeypatch.setenv("CACHEBLEND_MAX_TOKENS", "5")
     runner, said = EngineRunner({}), list[str]()
+    monkeypatch.setenv("CACHEBLEND_RATIO", "0.3")
+    monkeypatch.setenv("CACHEBLEND_CONTEXT", "bos")
+    set_so = wish_as_set("Why?", ["a"], load_settings({"policy": "value"}))
+    assert set_so == Wish("Why?", ("a",), 0.3, "value", 1, "bos")
+    monkeypatch.delenv("CACHEBLEND_CONTEXT")
     stored = runner.chunks()
     assert {chunk.chunk_id for chunk in stored} >= set(chunks)
     assert all(chunk.size > 0 for chunk in stored)
