@@ -68,8 +68,7 @@ class IndexDatabase:
                 self._limit = limit or 0
                 return
             prepare_file(self.path)
-            if patience < BUSY_SECONDS:  # diskcache would wait for a minute
-                require_unlocked(self.path, patience)
+            require_unlocked(self.path, patience)  # diskcache would wait for a minute
             self._cache = patiently(lambda: new_cache(directory, limit or 0, patience), patience)
             self.disk = self._cache.disk
 

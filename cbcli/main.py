@@ -98,25 +98,47 @@ def _unraisable(ignored: Any) -> None:
     """What Python does with an exception it cannot raise, as in a finalizer: it tells of it and
     goes on. Ctrl-C must not be lost so: it comes again a moment later, outside of there."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        # A real signal, to the main thread, so that it ends what that may be waiting in.
-        there = (threading.main_thread().ident, signal.SIGINT)
-        again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, there)
-        again.daemon = True
-        again.start()
-    else:
+        _send_again(signal.SIGINT)
+    elif not issubclass(ignored.exc_type, _Leaving):  # that comes again by itself
         sys.__unraisablehook__(ignored)
+
+
+def _send_again(number: int) -> None:
+    """A real signal, to the main thread, so that it ends what that may be waiting in."""
+    there = (threading.main_thread().ident, number)
+    again = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, there)
+    again.daemon = True
+    again.start()
+
+
+class _Leaving(SystemExit):
+    """On its way to the top. Where something swallows it, as a finalizer or an `except` around an
+    import does, it is gone before it gets there, and the signal comes again."""
+
+    under_way = False
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self._number = number
+        _Leaving.under_way = True
+
+    def __del__(self) -> None:
+        if _Leaving.under_way:
+            _Leaving.under_way = False
+            _send_again(self._number)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """Ends the command in good order, as Ctrl-C does: workers go, temporary files too."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
+    if not _Leaving.under_way:
+        raise _Leaving(number)
 
 
 def main() -> None:
     """The entry point; it exits with the codes of `cbcli.errors`."""
     sys.unraisablehook = _unraisable
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
         signal.signal(signal.SIGTERM, _leave)
     # Importing torch and reading a tokenizer make a million objects that stay. Looking for garbage
     # among them at the usual rhythm, every 700, would take a tenth of the time to the first token.
@@ -127,4 +149,10 @@ def main() -> None:
         sys.stdout = ClosedStream()
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    app()
+    try:
+        app()
+    finally:  # in Python's own end there are callbacks that would swallow it
+        if ours:
+            after = signal.SIG_IGN if _Leaving.under_way else signal.SIG_DFL
+            signal.signal(signal.SIGTERM, after)
+        _Leaving.under_way = False

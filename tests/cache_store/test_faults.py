@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import cache_store.index_database
 import cache_store.reading
 import cache_store.verify
 from cache_store.catalog import ChunkText
 from cache_store.errors import CacheblendError, DamagedDatabase, StoreBusy, UsageError
+from cache_store.index import Index
 from cache_store.keys import chunk_id
 from cache_store.locks import folder_lock
 from cache_store.rebuild import OnDamage, mend
@@ -245,6 +247,23 @@ def test_damage_on_any_page_gives_no_wrong_answer(root: Path, name: str) -> None
         except CacheblendError as error:
             # A catalog that says it is of a later version is left alone, and nothing but that.
             assert "catalog version" in error.message, error  # noqa: PT017
+
+
+def test_opening_for_writing_waits_no_longer_than_it_should(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """diskcache would wait for a minute, whatever it is told."""
+
+    def asked(*args: object) -> None:
+        raise AssertionError("while it is locked")
+
+    monkeypatch.setattr(cache_store.index_database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(cache_store.index_database, "new_cache", asked)
+    writer = sqlite3.connect(index(root), isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy):
+        Index(index(root).parent, read_only=False, patience=0.05)
+    writer.close()
 
 
 def test_a_locked_index_is_waited_for_shortly(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

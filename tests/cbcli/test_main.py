@@ -171,3 +171,45 @@ def test_an_interrupt_anywhere_ends_the_command_and_says_so(where: str) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+SWALLOWED = {
+    "by a finalizer": "class Last:\n    def __del__(self): kill()\nlast = Last()\ndel last",
+    "by an import": "try:\n    kill()\nexcept:\n    pass",
+    "by nobody, in the midst of ending": "try:\n    kill()\nfinally:\n    kill()",
+}
+
+
+@pytest.mark.parametrize("how", SWALLOWED)
+def test_a_polite_end_is_never_lost(how: str) -> None:
+    code = f"""
+import os, signal, time
+import cbcli.main as m
+
+def kill():
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(3):
+        time.sleep(0.001)
+
+def app():
+    exec({SWALLOWED[how]!r}, {{"kill": kill}})
+    time.sleep(20)
+
+m.app = app
+m.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+
+
+def test_a_polite_end_when_all_is_done_shows_no_traceback() -> None:
+    code = """
+import atexit, os, signal
+import cbcli.main as m
+
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+m.app = lambda: None
+m.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
