@@ -133,9 +133,10 @@ def check_files(path: Path) -> None:
 
 
 def _tail(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(_NAMES_ANOTHER)))
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may go just now
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(_NAMES_ANOTHER)))
         return file.read(len(_NAMES_ANOTHER))
+    return b""
 
 
 def free_bytes(folder: Path) -> int:

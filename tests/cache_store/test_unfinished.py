@@ -6,10 +6,11 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cache_store.database import connect_read_only
+from cache_store.database import check_files, connect_read_only
 from cache_store.errors import DamagedDatabase, NotFoundError
 from cache_store.index_file import new_cache
 from cache_store.store import ChunkStore
@@ -80,3 +81,20 @@ def test_a_journal_that_names_a_file_elsewhere_is_never_played_back(index: Path)
     with ChunkStore.open(index.parent.parent, limit_bytes=LIMIT, on_damage="mend") as store:
         assert store.mended
         put(store, (1, 2))
+
+
+def test_a_journal_that_goes_while_it_is_looked_at_is_nothing(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when another process has just made the database."""
+    a_journal(index)
+    real, journal = Path.open, index.with_name("cache.db-journal")
+
+    def gone(path: Path, *args: Any, **named: Any) -> Any:
+        if path == journal:
+            journal.unlink()
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", gone)
+    check_files(index)
+    assert not journal.exists()
