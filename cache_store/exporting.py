@@ -69,8 +69,8 @@ def plan_export(
     models: Collection[str] | None,
     on_bytes: Callable[[int], None] = lambda done: None,
 ) -> ExportPlan:
-    """Chooses the documents of these sources, None for all and what no document has, and the KV
-    of these models' fingerprints, None for every one.
+    """Chooses the documents of these sources, None for all and what no document has, but for chunks
+    that only prompts saved; and the KV of these models' fingerprints, None for every one.
 
     Every byte of the entries is checked, for an archive begins with what it holds; on_bytes: told
     the bytes checked so far. The entries chosen are protected from eviction until the store is
@@ -78,8 +78,10 @@ def plan_export(
     choice of nothing, IntegrityError where nothing of it is sound.
     """
     by_chunk: dict[str, list[EntryInfo]] = {}
+    known = {chunk.chunk_id for chunk in store.catalog.chunks()}
     for entry in sorted(store.entries(), key=lambda entry: entry.key):
-        if models is None or entry.spec.model in models:
+        one_off = entry.saved and entry.chunk_id and entry.chunk_id not in known
+        if not one_off and (models is None or entry.spec.model in models):
             by_chunk.setdefault(entry.chunk_id, []).append(entry)
     planner = _Planner(store, on_bytes)
     chosen = [d for d in store.catalog.documents() if sources is None or d.source in sources]

@@ -31,7 +31,7 @@ from cache_store.misses import MissReason, reason_for_miss
 from cache_store.pins import Pins
 from cache_store.place import KV_FOLDER
 from cache_store.rebuild import index_fault, lost_catalog
-from cache_store.results import EntryInfo, Match, Problem, StoreStats
+from cache_store.results import EntryInfo, Match, ModelStats, Problem, StoreStats
 from cache_store.space import Space
 from cache_store.tiers.protocol import Reader
 
@@ -337,7 +337,9 @@ class ReadableStore:
         """The store in numbers."""
         entries = list(self.entries())
         documents = self.catalog.documents()
-        models = {entry.spec.model for entry in entries}
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for entry in entries:
+            kinds.setdefault((entry.spec.model, entry.spec.dtype), []).append(entry.nbytes)
         return StoreStats(
             path=str(self.path),
             limit=self.limit,
@@ -352,7 +354,10 @@ class ReadableStore:
             pinned_documents=sum(document.pinned for document in documents),
             document_chunks=sum(document.chunks for document in documents),
             document_tokens=sum(document.tokens for document in documents),
-            models=tuple(sorted(self.catalog.model_name(m) or m for m in models)),
+            models=tuple(
+                ModelStats(self.catalog.model_name(model), model, dtype, len(sizes), sum(sizes))
+                for (model, dtype), sizes in sorted(kinds.items())
+            ),
             hits=sum(entry.hits for entry in entries),
             oldest_use=min((entry.used_at for entry in entries), default=None),
             newest_use=max((entry.used_at for entry in entries), default=None),

@@ -45,6 +45,17 @@ class EntryInfo:
 
 
 @dataclass(frozen=True)
+class ModelStats:
+    """What is stored for a model in a type. name: as it was when that was ingested, if known."""
+
+    name: str | None
+    fingerprint: str
+    dtype: str
+    entries: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class StoreStats:
     """A store in numbers. Sizes in bytes; used counts every byte on disk, entry_bytes the chunk
     files alone; saved_entries are those that prompts saved, no ingest; times in seconds since the
@@ -63,7 +74,7 @@ class StoreStats:
     pinned_documents: int
     document_chunks: int
     document_tokens: int
-    models: tuple[str, ...]
+    models: tuple[ModelStats, ...]
     hits: int
     oldest_use: float | None
     newest_use: float | None

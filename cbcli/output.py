@@ -85,15 +85,23 @@ class Output:
         rows: Iterable[Sequence[object]],
         *,
         right: Collection[str] = (),
+        once: Collection[str] = (),
     ) -> None:
         """Columns aligned with two spaces between them, those named in `right` to the right.
 
-        On a terminal that is too narrow the widest columns are shortened; a pipe gets all of it.
+        On a terminal that is too narrow, columns named in `once` that say the same in all rows are
+        left out and said in a note below, and the widest others are shortened; a pipe gets all of
+        it.
         """
         cells = [[one_line(str(cell)) for cell in row] for row in (headers, *rows)]
-        widths = [max(width(row[i]) for row in cells) for i in range(len(headers))]
+        widths = _widths(cells)
+        left_out: list[str] = []
         if _is_terminal(self._stdout):
-            _fit(widths, shutil.get_terminal_size().columns)
+            columns = shutil.get_terminal_size().columns
+            if _total(widths) > columns:
+                cells, left_out = _without_alike(cells, once)
+                headers, widths = cells[0], _widths(cells)
+            _fit(widths, columns)
 
         def laid(row: Sequence[str]) -> str:
             parts = []
@@ -105,6 +113,9 @@ class Output:
 
         self._stdout.write(self._styled(self._stdout, laid(cells[0]), "bold") + "\n")
         self._stdout.writelines(laid(row) + "\n" for row in cells[1:])
+        if left_out:
+            self._stdout.flush()
+            self.note(f"all of them: {', '.join(left_out)}")
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """`label  value` lines, the values aligned; a value with several lines stays in place."""
@@ -233,9 +244,32 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def _widths(cells: list[list[str]]) -> list[int]:
+    return [max(width(row[i]) for row in cells) for i in range(len(cells[0]))]
+
+
+def _total(widths: list[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _without_alike(
+    cells: list[list[str]], names: Collection[str]
+) -> tuple[list[list[str]], list[str]]:
+    """A table, its headers first, without those of the named columns that say the same in every
+    row; and what they say. An empty cell says nothing else."""
+    kept, said = [], []
+    for place, header in enumerate(cells[0]):
+        values = {row[place] for row in cells[1:]} - {""}
+        if header in names and len(values) < 2:
+            said += [f"{header} {value}" for value in values]
+        else:
+            kept.append(place)
+    return [[row[place] for place in kept] for row in cells], said
+
+
 def _fit(widths: list[int], columns: int) -> None:
     """Shorten the widest of `widths` in place until the table fits `columns`, if it can."""
-    while sum(widths) + 2 * (len(widths) - 1) > columns and max(widths) > 8:
+    while _total(widths) > columns and max(widths) > 8:
         widths[widths.index(max(widths))] -= 1
 
 

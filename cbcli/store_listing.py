@@ -37,6 +37,9 @@ class StoreListing:
         self.by_chunk: dict[str, list[EntryInfo]] = {}
         for entry in self.entries:
             self.by_chunk.setdefault(entry.chunk_id, []).append(entry)
+        self._ids: dict[str, list[str]] = {}  # of all chunks, by document
+        for chunk in self.chunks:
+            self._ids.setdefault(chunk.source, []).append(chunk.chunk_id)
         models = {entry.spec.model for entry in self.entries}
         self.given_names = {model: store.catalog.model_name(model) for model in models}
         self.names = {
@@ -96,20 +99,23 @@ class StoreListing:
         return next((use for use in (YES, OTHER_PREFIX) if use in uses), min(uses))
 
     def document_rows(self) -> Iterator[list[str]]:
-        chunks_of: dict[str, list[str]] = {}
-        for chunk in self.chunks:
-            chunks_of.setdefault(chunk.source, []).append(chunk.chunk_id)
         for document in self.documents:
-            ids = chunks_of.get(document.source, [])
+            cached, nbytes = self._kv_of(document.source)
             yield [
                 shown_source(document.source),
                 count_text(document.chunks),
-                count_text(sum(1 for chunk_id in ids if chunk_id in self.by_chunk)),
+                count_text(cached),
                 count_text(document.tokens),
-                size_text(sum(e.nbytes for i in set(ids) for e in self.by_chunk.get(i, []))),
+                size_text(nbytes),
                 "yes" if document.pinned else "",
                 _moment(document.ingested_at),
             ]
+
+    def _kv_of(self, source: str) -> tuple[int, int]:
+        """How many of a document's chunks have KV, and the bytes of it."""
+        ids = self._ids.get(source, [])
+        cached = sum(1 for chunk_id in ids if chunk_id in self.by_chunk)
+        return cached, sum(e.nbytes for i in set(ids) for e in self.by_chunk.get(i, []))
 
     def entry_lines(self, chunk_id: str) -> list[str]:
         """What is stored of a chunk, one line an entry."""
@@ -141,12 +147,19 @@ class StoreListing:
             return text
         return f"{text}; {plural(others, 'entry', 'entries')} of no chunk here"
 
-    def described(self) -> dict[str, Any]:
-        """All of it for --json; sizes in bytes, times in seconds since the epoch."""
+    def described(self, *, documents: bool) -> dict[str, Any]:
+        """All of it for --json, or the documents alone; sizes in bytes, times in seconds since the
+        epoch."""
+        listed = []
+        for document in self.documents:
+            cached, nbytes = self._kv_of(document.source)
+            listed.append({**described_document(document), "cached": cached, "bytes": nbytes})
+        if documents:
+            return {"store": str(self.store.path), "documents": listed}
         known = {chunk.chunk_id for chunk in self.chunks}
         return {
             "store": str(self.store.path),
-            "documents": [described_document(document) for document in self.documents],
+            "documents": listed,
             "chunks": [self.chunk(chunk) for chunk in self.chunks],
             "other_entries": []
             if self.partial

@@ -7,6 +7,8 @@ from cache_store.keys import KVSpec
 from cache_store.misses import MissReason
 from engine.sources import KVStore, Source
 
+OTHER_MODEL = "stored for another model, tokenizer or KV dtype"
+
 
 def account(
     store: KVStore | None, spec: KVSpec, found: Sequence[Source], *, strict: bool
@@ -40,10 +42,7 @@ def notes(reasons: Sequence[MissReason | None], *, saved: bool) -> tuple[str, ..
     counts = Counter(reasons)
     said = []
     if number := counts["other_model"]:
-        said.append(
-            f"{_chunks(number)} stored for another model, tokenizer or KV dtype: ingest again "
-            "with these settings"
-        )
+        said.append(f"{_chunks(number)} {OTHER_MODEL}: ingest again with these settings")
     if (number := counts["context"]) and not saved:
         said.append(
             f"{_chunks(number)} stored behind another prefix only, which --strict-context refuses: "

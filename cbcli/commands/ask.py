@@ -179,7 +179,7 @@ def ask(
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
         tracing.check_model(blueprint.config.layers)
-        _require_usable(out, opened, blueprint, settings, chunks)
+        told = _require_usable(out, opened, blueprint, settings, chunks)
         if scene is not None:
             scene.about(blueprint.config.layers, blend)
         tell("load")
@@ -208,7 +208,10 @@ def ask(
         total_s=open_s + retrieve_s + result.timing.total_s,
     )
     result = result.timed(timing)
-    result = replace(result, notes=(*result.notes, *changes))
+    from engine.lookups import OTHER_MODEL
+
+    notes = [note for note in result.notes if not (told and OTHER_MODEL in note)]
+    result = replace(result, notes=(*notes, *changes))
     _report(out, result)
     if result.trace is not None:
         tracing.save(result.trace, out.warn)
@@ -259,9 +262,9 @@ def _require_usable(
     blueprint: Blueprint,
     settings: Settings,
     chunks: Sequence[ChunkInfo],
-) -> None:
+) -> bool:
     """Refuses a store that another model filled: every chunk would be computed from scratch. Warns
-    where it was this model, which stored its KV in another type.
+    where it was this model, which stored the KV of all of them in another type; whether it did.
 
     Raises NotFoundError naming that model.
     """
@@ -270,34 +273,36 @@ def _require_usable(
     if settings.mode != "full":
         store.look_ahead(spec, [encode(c.text) for c in chunks])
     if settings.mode == "full" or any(store.find(spec, encode(c.text), prefix) for c in chunks):
-        return
+        return False
     wanted = {chunk.chunk_id for chunk in chunks}
     others: set[str] = set()
-    types: set[str] = set()
+    types: dict[str, set[str]] = {}
     try:
         entries = list(store.entries())
     except (IntegrityError, StoreBusy):  # the answer's notes say so
-        return
+        return False
     for entry in entries:
         if entry.spec == spec:
-            return  # this model was here before; what is missing now is computed
+            return False  # this model was here before; what is missing now is computed
         if entry.chunk_id in wanted and difference(entry.spec, spec) == OTHER_DTYPE:
-            types.add(entry.spec.dtype)
+            types.setdefault(entry.spec.dtype, set()).add(entry.chunk_id)
         elif entry.chunk_id in wanted:
             name = store.catalog.model_name(entry.spec.model) or entry.spec.model[:12]
             others.add(f"{name} ({entry.spec.dtype})")
-    if types:
+    whole = sorted(dtype for dtype, held in types.items() if held == wanted)
+    if whole:
         out.warn(
-            f"the KV of these chunks is stored as {', '.join(sorted(types))}, not as {spec.dtype}: "
-            "they are computed",
-            f"use it as it is: --kv-dtype {min(types)}",
+            f"the KV of these chunks is stored as {', '.join(whole)}, not as {spec.dtype}: they "
+            "are computed",
+            f"use it as it is: --kv-dtype {whole[0]}",
         )
-    elif others:
+    elif others and not types:
         raise NotFoundError(
             f"these chunks were ingested with {', '.join(sorted(others))}; the store has no KV of "
             f"{blueprint.name} ({blueprint.kv_dtype}) for them",
             "ingest the documents again with this model, or use --mode full",
         )
+    return bool(whole)
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def export(
 
     The archive is a plain tar file. It is written as FILE.part and named FILE once it is whole;
     after an interrupt the same command checks what is there and goes on. It holds the documents'
-    text. What is damaged is left out and named, with exit code 4."""
+    text. What is damaged is left out and named, with exit code 4; what only prompts saved is not
+    in it."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     path = None if file == "-" else Path(file)
     where = store_settings(store_dir).store

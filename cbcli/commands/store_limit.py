@@ -46,7 +46,8 @@ def limit(
 ) -> None:
     """Show how large the store may get and what goes first then, or set it.
 
-    The limit counts every byte on the disk. A smaller one removes chunks: first those that only
+    The limit counts every byte on the disk; 4.2 MB is the least, and some 2 MB of it are kept free
+    for the databases and their logs. A smaller one removes chunks: first those that only
     prompts saved, then those used longest ago (lru) or least (lfu); with none, nothing is removed
     and what doesn't fit is refused. Pinned documents stay. Where there is no store yet, one is
     made."""

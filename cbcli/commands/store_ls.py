@@ -65,7 +65,7 @@ def list_store(
         listing = StoreListing(store, recall(settings))
         listing.choose(choice, documents=documents)
         if json:
-            out.data(listing.described())
+            out.data(listing.described(documents=documents))
         elif documents:
             headers = ["document", "chunks", "cached", "tokens", "size", "pinned", "ingested"]
             right = ["chunks", "cached", "tokens", "size"]
@@ -75,7 +75,8 @@ def list_store(
                 *("chunk", "source", "tokens", "size", "model", "dtype", "cached", "behind"),
                 *("usable", "text"),
             ]
-            out.table(headers, listing.chunk_rows(), right=["tokens", "size"])
+            once = ["model", "dtype", "behind", "usable"]
+            out.table(headers, listing.chunk_rows(), right=["tokens", "size"], once=once)
         out.note(listing.summary())
         if listing.present is None and listing.entries and not documents:
             out.note(

@@ -14,6 +14,7 @@ from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.settings import Settings
 from cbcli.store_access import StoreDir, reading, store_settings
+from cbcli.store_listing import SHOWN_DIGITS
 from cbcli.units import count_text, duration_text, size_text
 
 EXAMPLES = examples("cacheblend store stats", "cacheblend store stats --json | jq .counters")
@@ -138,8 +139,15 @@ def _stat_pairs(found: StoreStats) -> list[tuple[str, object]]:
             f"{size_text(found.entry_bytes)}"
             + (f", {found.saved_entries:,} of them only saved" if found.saved_entries else ""),
         ),
-        ("models", ", ".join(found.models) or "none"),
-        ("hits", count_text(found.hits)),
+        (
+            "models",
+            ", ".join(
+                f"{model.name or model.fingerprint[:SHOWN_DIGITS]} ({model.dtype})"
+                for model in found.models
+            )
+            or "none",
+        ),
+        ("uses", f"{count_text(found.hits)} of the entries that are here now"),
     ]
     if found.newest_use is not None and found.oldest_use is not None:
         now = time.time()

@@ -50,9 +50,10 @@ def put(
     regime: str = "",
     seed: int = 0,
     chunk_id: str = "",
+    saved: bool = False,
 ) -> str:
     layers = make_layers(spec, len(ids), seed)
-    return store.put(spec, ids, context, regime, layers, chunk_id=chunk_id)
+    return store.put(spec, ids, context, regime, layers, chunk_id=chunk_id, saved=saved)
 
 
 def read(store: ChunkStore, key: str) -> tuple[EntryHeader, Layers]:

@@ -496,6 +496,12 @@ def test_a_half_that_is_not_ours_is_written_anew(
     assert done.kept < len(data) // 2 or how == "tail"
 
 
+def test_what_only_a_prompt_saved_is_not_exported(full: ChunkStore) -> None:
+    before = exported(full)
+    put(full, (8, 8, 8), chunk_id=chunk_id("asked once"), saved=True)
+    assert exported(full) == before
+
+
 def test_a_full_disk_names_the_file_that_did_not_fit(
     full: ChunkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

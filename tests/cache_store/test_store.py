@@ -285,7 +285,9 @@ def test_entries_and_stats_tell_what_is_there(store: ChunkStore) -> None:
     store.catalog.name_model(SPEC.model, "tiny")
     stats = store.stats()
     assert (stats.entries, stats.chunks, stats.entry_tokens, stats.hits) == (2, 1, 5, 2)
-    assert stats.models == ("tiny",)
+    assert [(m.name, m.fingerprint, m.dtype) for m in stats.models] == [
+        ("tiny", SPEC.model, SPEC.dtype)
+    ]
     assert stats.entry_bytes == first.nbytes + second.nbytes
     assert stats.used == store.used_bytes()
     assert stats.oldest_use == second.used_at

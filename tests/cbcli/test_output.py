@@ -129,6 +129,26 @@ def test_a_table_is_shortened_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert lines[1] == "a" * 21 + "…  " + "     5"
 
 
+def test_what_all_rows_share_is_said_once_where_columns_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [["chunk-0001", "smollm2-135m", "bf16"], ["chunk-0002", "smollm2-135m", "fp8"]]
+    rows.append(["chunk-0003", "", ""])
+    once = ["model", "dtype"]
+    for columns, shown in (("40", True), ("24", False)):
+        monkeypatch.setenv("COLUMNS", columns)
+        out, stdout, stderr = output(stdout=Terminal())
+        out.table(["chunk", "model", "dtype"], rows, once=once)
+        assert ("smollm2-135m" in stdout.getvalue()) is shown
+        assert stderr.getvalue() == ("" if shown else "all of them: model smollm2-135m\n")
+        assert "chunk-0003" in stdout.getvalue()
+        assert "fp8" in stdout.getvalue()
+    out, stdout, stderr = output()
+    out.table(["chunk", "model", "dtype"], rows, once=once)
+    assert stdout.getvalue().count("smollm2-135m") == 2
+
+
 def test_colour_only_on_a_terminal_that_wants_it() -> None:
     for stream, env, coloured in (
         (Terminal(), {}, True),

@@ -229,7 +229,9 @@ def test_rm_wants_to_know_what(store: Filled) -> None:
 def test_stats(store: Filled) -> None:
     found = store.json("stats")
     assert (found["documents"], found["document_chunks"], found["entries"]) == (2, 5, 4)
-    assert (found["limit"], found["models"]) == (2**26, ["tiny"])
+    (model,) = found["models"]
+    assert (found["limit"], model["name"], model["dtype"]) == (2**26, "tiny", SPEC.dtype)
+    assert (model["fingerprint"], model["nbytes"]) == (SPEC.model, found["entry_bytes"])
     assert isinstance(found["used"], int)
     shown = store("stats").stdout
     for said in (str(store.path), "of 67.1 MB", "5, 15 tokens", "4, 11 tokens", "tiny"):
@@ -366,6 +368,10 @@ def test_documents_are_pinned_and_unpinned(store: Filled) -> None:
     assert store.json("stats")["pinned_documents"] == 2
     assert store.json("unpin", "notes/plan.md")["pinned"] == ["ideas.txt"]
     listed = store.json("ls", "--documents")["documents"]
+    sizes = {c["chunk_id"]: c["bytes"] for c in store.json("ls")["chunks"] if "plan" in c["source"]}
+    plan = next(d for d in listed if "plan" in d["source"])
+    assert (plan["cached"], plan["bytes"]) == (len(sizes), sum(sizes.values()))
+    assert "chunks" not in store.json("ls", "--documents")
     assert {d["source"]: d["pinned"] for d in listed} == {"notes/plan.md": False, "ideas.txt": True}
     (row,) = [line for line in store("ls", "--documents").stdout.splitlines() if "ideas" in line]
     assert " yes " in row

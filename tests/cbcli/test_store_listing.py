@@ -125,6 +125,7 @@ def test_a_chunk_of_another_dtype_misses_for_that_reason(world: World) -> None:
     alone = world(*asked, "--json")
     assert misses(json.loads(alone.stdout)) == ["other_model", "other_model"]
     assert "stored as fp32, not as bf16" in alone.stderr
+    assert "stored for another model" not in alone.stderr  # it is said once
     note = world.root / "note.md"
     note.write_text("A note on knots and nothing else at all.\n")
     assert world("ingest", str(note), "--dtype", "bf16").exit_code == 0
