@@ -75,7 +75,7 @@ def list_store(
                 *("chunk", "source", "tokens", "size", "model", "dtype", "cached", "behind"),
                 *("usable", "text"),
             ]
-            once = ["model", "dtype", "behind", "usable"]
+            once = ["model", "dtype", "cached", "behind", "usable"]
             out.table(headers, listing.chunk_rows(), right=["tokens", "size"], once=once)
         out.note(listing.summary())
         if listing.present is None and listing.entries and not documents:
