@@ -59,6 +59,11 @@ def is_new(root: Path) -> bool:
     try:
         mode = root.stat().st_mode
     except FileNotFoundError:
+        if root.is_symlink():
+            raise UsageError(
+                f"{root} is a link to {root.readlink()}, which isn't there",
+                "make that folder, or choose another place with --store",
+            ) from None
         return True
     if not stat.S_ISDIR(mode):
         raise UsageError(f"{root} is not a folder", "choose another place with --store")

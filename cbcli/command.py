@@ -30,7 +30,7 @@ from typer.core import TyperGroup
 
 from cache_store.errors import UsageError
 from cbcli import errors
-from cbcli.output import Output
+from cbcli.output import Output, to_stdout
 from cbcli.text import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; errors as JSON too.")]
@@ -91,7 +91,8 @@ class Group(TyperGroup):
         try:
             named |= {"prog_name": "cacheblend", "standalone_mode": False}
             result = super().main(given, *rest, **named)
-            sys.stdout.flush()
+            with to_stdout():
+                sys.stdout.flush()
         except BrokenPipeError:
             _stop_writing()
             sys.exit(1)

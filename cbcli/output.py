@@ -19,14 +19,16 @@ with spaces. With --json, stderr holds JSON lines only: errors, and warnings as 
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 import math
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from cache_store.errors import CacheblendError
 from cbcli.errors import Failure
 from cbcli.progress import Progress
 from cbcli.text import VisibleStream, one_line, shorten, visible, width
@@ -72,12 +74,12 @@ class Output:
 
     def data(self, value: object) -> None:
         """One JSON document on one line. Not-a-number and infinities become null."""
-        self._stdout.write(_json_line(value))
-        self._stdout.flush()
+        self._print(_json_line(value))
+        self._print("", flush=True)
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """`text`, which may have several lines, and a newline."""
-        self._stdout.write(self._styled(self._stdout, visible(text), style) + "\n")
+        self._print(self._styled(self._stdout, visible(text), style) + "\n")
 
     def table(
         self,
@@ -111,10 +113,10 @@ class Output:
                 parts.append(pad + text if header in right else text + pad)
             return "  ".join(parts).rstrip()
 
-        self._stdout.write(self._styled(self._stdout, laid(cells[0]), "bold") + "\n")
-        self._stdout.writelines(laid(row) + "\n" for row in cells[1:])
+        self._print(self._styled(self._stdout, laid(cells[0]), "bold") + "\n")
+        self._print("".join(laid(row) + "\n" for row in cells[1:]))
         if left_out:
-            self._stdout.flush()
+            self._print("", flush=True)
             self.note(f"all of them: {', '.join(left_out)}")
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
@@ -125,13 +127,19 @@ class Output:
             pad = " " * (columns - width(label))
             text = value.replace("\n", "\n" + " " * (columns + 2))
             name = self._styled(self._stdout, label, "bold")
-            self._stdout.write(f"{name}{pad}  {text}".rstrip() + "\n")
+            self._print(f"{name}{pad}  {text}".rstrip() + "\n")
 
     def piece(self, text: str) -> None:
         """A piece of streamed text, shown at once."""
         if self._pieces is None:
             self._pieces, self._at_line_start = VisibleStream(), True
         self._write_piece(self._pieces.push(text))
+
+    def _print(self, text: str, *, flush: bool = False) -> None:
+        with to_stdout():
+            self._stdout.write(text)
+            if flush:
+                self._stdout.flush()
 
     def end_pieces(self) -> None:
         """The end of streamed text: the rest of it, and a newline unless it has one; then what was
@@ -148,8 +156,8 @@ class Output:
 
     def _write_piece(self, text: str) -> None:
         if text:
-            self._stdout.write(text)
-            self._stdout.flush()
+            self._print(text)
+            self._print("", flush=True)
             self._at_line_start = text.endswith("\n")
 
     # -- stderr ---------------------------------------------------------------------------------
@@ -235,6 +243,19 @@ class Output:
         if not style or self._plain or not _is_terminal(stream):
             return text
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+@contextlib.contextmanager
+def to_stdout() -> Iterator[None]:
+    """Within, standard output is written: an error of that names it."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.filename is not None:
+            raise
+        raise CacheblendError(
+            f"standard output: {error.strerror or error}", "not all was printed"
+        ) from error
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -14,7 +14,7 @@ from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.errors import Interrupted
-from cbcli.output import Output
+from cbcli.output import Output, to_stdout
 from cbcli.store_access import StoreDir, store_settings
 from cbcli.store_choice import chosen_models, chosen_sources
 from cbcli.store_listing import plural
@@ -75,8 +75,9 @@ def export(
                     progress.update(written := done)
 
                 if path is None:
-                    export_to(store, plan, sys.stdout.buffer, on_bytes)
-                    sys.stdout.buffer.flush()
+                    with to_stdout():
+                        export_to(store, plan, sys.stdout.buffer, on_bytes)
+                        sys.stdout.buffer.flush()
                     done = Exported(written, 0)
                 else:
                     done = export_file(store, plan, path, on_bytes)

@@ -496,6 +496,23 @@ def test_a_half_that_is_not_ours_is_written_anew(
     assert done.kept < len(data) // 2 or how == "tail"
 
 
+def test_a_file_that_may_not_be_read_is_left_out_and_named(
+    full: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, opened = files(full)[0], os.open
+
+    def refuse(path: Any, *rest: Any, **named: Any) -> int:
+        if str(path) == str(hidden):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *rest, **named)
+
+    before = plan_export(full, None, None)
+    monkeypatch.setattr("cache_store.entry.os.open", refuse)
+    plan = plan_export(full, None, None)
+    assert plan.entries == before.entries - 1
+    assert [hidden.name in line for line in plan.damaged] == [True]
+
+
 def test_what_only_a_prompt_saved_is_not_exported(full: ChunkStore) -> None:
     before = exported(full)
     put(full, (8, 8, 8), chunk_id=chunk_id("asked once"), saved=True)

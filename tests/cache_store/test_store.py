@@ -359,6 +359,12 @@ def test_the_default_limit_is_a_tenth_of_the_free_disk_at_most(
         assert store.limit == 20 * 10**9
 
 
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="link to nowhere"):
+        ChunkStore.open(tmp_path / "store")
+
+
 def test_a_disk_too_small_for_a_new_store_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,12 +175,23 @@ def test_what_is_damaged_is_left_out_and_the_rest_exported(world: World) -> None
     assert world("store", "import", "rest.tar", "--store", "other").exit_code == 0
 
 
-def test_an_archive_into_a_closed_standard_output_is_a_failure(world: World) -> None:
-    line = f"{shlex.join([*COMMAND, 'store', 'export', '-'])} >&-"
+@pytest.mark.parametrize(
+    ("command", "into", "said"),
+    [
+        ("export -", ">&-", "standard output is closed"),
+        ("export -", "> /dev/full", "standard output: No space left on device"),
+        ("ls", "> /dev/full", "standard output: No space left on device"),
+    ],
+)
+def test_a_standard_output_that_takes_nothing_is_a_failure(
+    world: World, command: str, into: str, said: str
+) -> None:
+    line = f"{shlex.join(COMMAND)} store {command} {into}"
     env = {**os.environ, "CACHEBLEND_HOME": str(world.root / "home"), "PYTHONPATH": _here()}
     done = subprocess.run(["sh", "-c", line], capture_output=True, env=env, text=True)
     assert done.returncode == 1
-    assert "error: standard output is closed" in done.stderr
+    assert f"error: {said}" in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["export", "import"])
