@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,7 +21,7 @@ from cache_store.archive import ArchiveReader
 from cache_store.catalog import ChunkText
 from cache_store.checking import check_entries
 from cache_store.entry import read_header
-from cache_store.errors import DamagedEntry, StoreFullError
+from cache_store.errors import DamagedEntry, NotFoundError, StoreFullError
 from cache_store.exporting import export_to, plan_export
 from cache_store.group import Member, ranked
 from cache_store.importing import Import
@@ -257,16 +258,23 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries and not self.damaged())
     @rule()
     def move_to_a_fresh_store(self) -> None:
+        texts = {text for document in self.documents.values() for text in document.texts}
+        # What only prompts saved stays behind.
+        moved = {k: e for k, e in self.entries.items() if not e.saved or e.text in texts}
+        if not moved and not self.documents:
+            with pytest.raises(NotFoundError):
+                plan_export(self.store, None, None)
+            return
         sink = io.BytesIO()
         export_to(self.store, plan_export(self.store, None, None), sink, lambda done: None)
-        self.protected |= self.entries.keys()
-        self.entries = {key: replace(e, saved=False) for key, e in self.entries.items()}
+        self.protected |= moved.keys()
+        self.entries |= {key: replace(entry, saved=False) for key, entry in moved.items()}
         self.copies += 1
         sink.seek(0)
         with ChunkStore.open(self.folder / f"copy {self.copies}", limit_bytes=2**26) as copy:
             report = Import(copy, ArchiveReader(sink)).run()
-            assert (report.entries, report.documents) == (len(self.entries), len(self.documents))
-            self.holds_what_was_put(copy)
+            assert (report.entries, report.documents) == (len(moved), len(self.documents))
+            self.holds_what_was_put(copy, moved)
             assert copy.verify().problems == ()
 
     # Damage.
@@ -351,9 +359,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     # What always holds.
 
-    def holds_what_was_put(self, store: ChunkStore) -> None:
-        assert {entry.key for entry in store.entries()} == self.entries.keys()
-        for key, entry in self.entries.items():
+    def holds_what_was_put(
+        self, store: ChunkStore, entries: dict[str, Entry] | None = None
+    ) -> None:
+        """entries: those that are to be there; None: all of them."""
+        entries = self.entries if entries is None else entries
+        assert {entry.key for entry in store.entries()} == entries.keys()
+        for key, entry in entries.items():
             if not entry.fault:
                 assert read(store, key)[1] == LAYERS[entry.text]
         found = {d.source: d for d in store.catalog.documents()}
