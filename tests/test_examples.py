@@ -185,3 +185,18 @@ def test_a_blend_takes_the_memory_of_one_kv_cache(default_model_dir: Path, loade
     # The KV cache and what some layers need, but neither a second one nor a copy of the weights.
     assert facts["loaded"] <= 0.6 * facts["weights"]
     assert facts["peak"] - facts["loaded"] <= 2 * facts["kv"]
+
+
+def test_tiers_are_measured_for_any_model(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    model, remote = add_model(tmp_path, "tiny"), (tmp_path / "shared").as_uri()
+    script = str(EXAMPLES / "measure_tiers.py")
+    done = subprocess.run(
+        [sys.executable, script, str(model), remote, "--chunks=1", "--rounds=1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    tiers = [line.split()[-1] for line in done.stdout.splitlines()[1:]]
+    assert tiers == ["none", "disk", "memory", "remote"]
