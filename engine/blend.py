@@ -8,7 +8,7 @@ question runs over the reused KV (`engine.scoring`), and what it looks at is rec
 on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,6 +62,18 @@ class Blended:
     looks: Looks | None = None
 
 
+@dataclass(frozen=True)
+class Ending:
+    """A suffix that somebody else computes, over the KV that was blended.
+
+    question: so many of its tokens, from its first one on, are read where a policy asks the
+    question. on_layer(layer): a layer's KV is in the cache, up to where the suffix begins.
+    """
+
+    question: int
+    on_layer: Callable[[int], None]
+
+
 @torch.inference_mode()
 def blend(
     model: Decoder,
@@ -72,14 +84,16 @@ def blend(
     cache: KVCache,
     tables: Tables,
     watch: Stopwatch,
+    ending: Ending | None = None,
 ) -> Blended:
     """Fills `cache` for the whole prompt and returns the first output token's logits.
 
     Always computed: the suffix, separators, missed chunks and a prefix that is not stored. Never
     computed: exact segments. Hit chunks' tokens are computed where the policy selects them.
-    Raises UsageError for explicit positions outside the cached tokens, DamagedSource.
+    ending: where somebody else computes the suffix; there are no logits then, [0, 0]. Raises
+    UsageError for explicit positions outside the cached tokens, DamagedSource.
     """
-    run = _Blend(model, sources, loader, options, cache, tables, watch)
+    run = _Blend(model, sources, loader, options, cache, tables, watch, ending)
     return run(token_ids)
 
 
@@ -95,8 +109,9 @@ class _Blend:
         cache: KVCache,
         tables: Tables,
         watch: Stopwatch,
+        ending: Ending | None,
     ) -> None:
-        self.model, self.loader, self.cache = model, loader, cache
+        self.model, self.loader, self.cache, self.ending = model, loader, cache, ending
         self.tables, self.watch = tables, watch
         self.policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
         self.threshold = options.threshold
@@ -109,6 +124,11 @@ class _Blend:
         self.transfers = options.transfers
         self.transfer: Transfer | None = None
         self.suffix = len(sources[-1].segment.token_ids)
+        self.asking = self.always  # what runs over the reused KV where the question is asked
+        if ending is not None:
+            begins = len(self.always) - self.suffix
+            self.asking = self.always[: begins + ending.question]
+            self.always, self.suffix = self.always[:begins], ending.question
         self.cached = len(self.hits) + len(_positions(exact_chunks))
         if options.indices is not None:
             _check_indices(options.indices, self.hits + _positions(exact_chunks))
@@ -164,25 +184,14 @@ class _Blend:
             needed = layer > full_until or (checks and "output" in self.policy.needs)
             if layer >= read:
                 self._place(layer, loaded, exact_only=not needed)
-            with self.watch.recompute:
-                normed = model.norm_in(layer, x)
-                k, v = model.keys_values(layer, normed)
-            cached = None
-            if checks and "output" in self.policy.needs:
-                with self.watch.score:
-                    cached = self._outputs_of_cached(layer, normed, LayerKV(k, v))
-            with self.watch.recompute:
-                if self.transfer is not None and layer > max(full_until, 0):  # layer 0 is exact
-                    self.transfer(layer, self.cache, LayerKV(k[self.mine], v[self.mine]))
-                model.store(layer, self.cache, self.positions, k, v, self.rows)
-            if checks:
-                with self.watch.score:
-                    outputs = None
-                    if cached is not None:
-                        outputs = Outputs(self._outputs(layer, normed), cached)
-                    keep = self._narrow(layer, LayerKV(k, v), loaded, outputs)
-                    x, normed = x[keep], normed[keep]
+            if len(x):
+                moves = layer > max(full_until, 0)  # layer 0 is exact
+                x, normed = self._keys_values(layer, x, loaded, checks=checks, moves=moves)
             self.loader.release()
+            if self.ending is not None:
+                self.ending.on_layer(layer)
+            if not len(x) or (self.ending is not None and layer == last_layer):
+                continue
             with self.watch.recompute:
                 if layer == last_layer:  # only the first output token is left to know
                     x, normed = x[-1:], normed[-1:]
@@ -193,7 +202,8 @@ class _Blend:
         self.watch.through()
         with self.watch.recompute:
             self.cache.length = len(token_ids)
-            logits = model.logits(x)
+            ended = self.ending is not None
+            logits = x.new_empty((0, 0), dtype=torch.float32) if ended else model.logits(x)
         looks = None
         if self.reading is not None:
             looks = Looks(self.question, tuple(self.hits), self.reading.question)
@@ -205,6 +215,40 @@ class _Blend:
             tuple(self.counts),
             looks,
         )
+
+    def _keys_values(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        loaded: list[LoadedSegment],
+        *,
+        checks: bool,
+        moves: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts the current tokens' K and V into the cache, and selects among them at a check layer.
+
+        moves: whether stored KV is moved like what is recomputed. Returns the hidden states of the
+        tokens that stay, and these normed."""
+        model = self.model
+        with self.watch.recompute:
+            normed = model.norm_in(layer, x)
+            k, v = model.keys_values(layer, normed)
+        cached = None
+        if checks and "output" in self.policy.needs:
+            with self.watch.score:
+                cached = self._outputs_of_cached(layer, normed, LayerKV(k, v))
+        with self.watch.recompute:
+            if self.transfer is not None and moves:
+                self.transfer(layer, self.cache, LayerKV(k[self.mine], v[self.mine]))
+            model.store(layer, self.cache, self.positions, k, v, self.rows)
+        if not checks:
+            return x, normed
+        with self.watch.score:
+            outputs = None
+            if cached is not None:
+                outputs = Outputs(self._outputs(layer, normed), cached)
+            keep = self._narrow(layer, LayerKV(k, v), loaded, outputs)
+            return x[keep], normed[keep]
 
     def _set_current(self, chosen: list[int]) -> None:
         """Sets the tokens computed from here on: the always computed ones and `chosen`."""
@@ -229,7 +273,7 @@ class _Blend:
     def _read(self, token_ids: Sequence[int]) -> Reading:
         """Brings stored KV into the cache and lets the question read it."""
         reader = QuestionReader(
-            *(self.model, self.cache, self.tables, self.always, self.suffix, self.policy.looks)
+            *(self.model, self.cache, self.tables, self.asking, self.suffix, self.policy.looks)
         )
         keeps = [layer for layer in self.stages if layer > 0] if self.policy.full_layers else []
         kept: dict[int, LayerKV] = {}

@@ -35,10 +35,12 @@ class Decoder:
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config = config
         self.weights = weights
-        self.device = weights.embed.device
-        self.dtype = weights.embed.dtype
+        self._set_up(config, weights.embed.device, weights.embed.dtype)
+
+    def _set_up(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        """All but the weights."""
+        self.config, self.device, self.dtype = config, device, dtype
         self.rope = Rope(config, self.device)
         self.kernels = kernels_for(self.device, self.dtype)
         # Rounded to the working type first, as the models' own code does.

@@ -1,0 +1,122 @@
+"""vLLM's model as the decoder that blending works on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cache_store.errors import UsageError
+from engine.config import ModelConfig
+from engine.model import Decoder
+
+_PARTS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.qkv_proj",
+    "self_attn.o_proj",
+    "self_attn.attn",
+    "mlp",
+)
+
+
+class VllmDecoder(Decoder):
+    """A `Decoder` whose products are vLLM's own layers, with their quantisation, tensor
+    parallelism and kernels; norms, RoPE and attention over the staged KV are the engine's.
+
+    Where the model is split over tensor-parallel ranks this is one rank's share: `config.heads`,
+    `kv_heads` and `intermediate` count the rank's own; hidden states are whole on every rank. Every
+    rank must make the same calls.
+    """
+
+    def __init__(
+        self, config: ModelConfig, model: torch.nn.Module, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """config: of the whole model. model: as vLLM loaded it. Raises UsageError for a model whose
+        layers don't have the parts that are needed here."""
+        self._body: Any = getattr(model, "model", None)
+        self._model: Any = model
+        self._layers: Sequence[Any] = list(getattr(self._body, "layers", ()))
+        name = type(model).__name__
+        if len(self._layers) != config.layers:
+            raise UsageError(f"{name}: {len(self._layers)} layers found, not {config.layers}")
+        for part in _PARTS + (("self_attn.q_norm", "self_attn.k_norm") if config.qk_norm else ()):
+            if any(_part(layer, part) is None for layer in self._layers):
+                raise UsageError(f"vLLM's {name} has no {part}, which blending needs")
+        first = self._layers[0].self_attn
+        heads, kv_heads = first.attn.num_heads, first.attn.num_kv_heads
+        split = config.heads // heads
+        self.weights = None  # type: ignore[assignment]  # they are vLLM's
+        self._set_up(
+            replace(
+                config,
+                heads=heads,
+                kv_heads=kv_heads,
+                intermediate=config.intermediate // split,
+            ),
+            device,
+            dtype,
+        )
+        self._norms = [
+            (layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data)
+            for layer in self._layers
+        ]
+        self._qkv: tuple[torch.Tensor, torch.Tensor] | None = None  # of what input, and what
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self._body.embed_tokens(token_ids)
+        return x
+
+    def norm_in(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        weight, _ = self._norms[layer]
+        self._qkv = None
+        return self.kernels.norm(x, weight, self.config.rms_norm_eps, self._kept("norm", x.shape))
+
+    def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.config
+        _, k, v = self._split(self._projected(layer, normed))
+        k, v = (x.reshape(-1, c.kv_heads, c.head_dim).contiguous() for x in (k, v))
+        if c.qk_norm:
+            k = self._head_norm(k, self._layers[layer].self_attn.k_norm.weight.data)
+        return k, v
+
+    def queries(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        q, _, _ = self._split(self._projected(layer, normed))
+        q = q.reshape(-1, c.heads, c.head_dim).contiguous()
+        if c.qk_norm:
+            q = self._head_norm(q, self._layers[layer].self_attn.q_norm.weight.data)
+        return q
+
+    def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+        parts = self._layers[layer]
+        projected = parts.self_attn.o_proj(attention)[0]
+        _, weight = self._norms[layer]
+        kept = self._kept("norm", x.shape)
+        normed = self.kernels.add_norm(x, projected, weight, self.config.rms_norm_eps, kept)
+        return x.add_(parts.mlp(normed))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """As vLLM computes them; on tensor-parallel ranks that don't sample there are none."""
+        weight = self._body.norm.weight.data
+        kept = self._kept("norm", x.shape)
+        normed = self.kernels.norm(x, weight, self.config.rms_norm_eps, kept)
+        out: torch.Tensor = self._model.compute_logits(normed)
+        return out.float()
+
+    def _projected(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
+        """Q, K and V side by side; kept, for they are asked for one after the other."""
+        if self._qkv is None or self._qkv[0] is not normed:
+            self._qkv = normed, self._layers[layer].self_attn.qkv_proj(normed)[0]
+        return self._qkv[1]
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = self.config
+        kv = c.kv_heads * c.head_dim
+        return torch.split(qkv, [c.heads * c.head_dim, kv, kv], dim=-1)
+
+
+def _part(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module

@@ -1,0 +1,63 @@
+"""What the scheduler's side of the connector asks of the workers' side; all of it pickles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.options import BlendOptions
+from engine.prompt import Prompt
+from engine.sources import Source
+from engine.trace.record import Level
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """What is known of a request that names chunks, from its arrival to its end.
+
+    prompt: the request's own token ids, as segments. options: how it is blended. save: whether its
+    missed chunks are stored for the next prompts. trace: whether and how its run is recorded.
+    question_tokens: how many of the suffix's tokens are the question that a policy reads, from the
+    suffix's beginning on; None: all of them.
+    """
+
+    request_id: str
+    prompt: Prompt
+    options: BlendOptions
+    save: bool = True
+    trace: Level | None = None
+    question_tokens: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the last chunk ends: vLLM itself computes what comes after."""
+        return self.prompt.segments[-1].start
+
+
+@dataclass(frozen=True)
+class BlendPlan:
+    """One request whose KV, up to `request.end`, is to be in vLLM's blocks before its next forward.
+
+    sources: one a segment, found by the scheduler's side. block_ids: the request's, from its first
+    token on. held: so many leading tokens are in their blocks already, shared with others, and are
+    not written again.
+    """
+
+    request: RequestPlan
+    sources: tuple[Source, ...]
+    block_ids: tuple[int, ...]
+    held: int
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """Chunks to be computed alone, behind their prompt's prefix, and stored: token ids and ids."""
+
+    prefix: tuple[int, ...]
+    chunks: tuple[tuple[tuple[int, ...], str | None], ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All that is to be done before one forward of the engine."""
+
+    blends: Sequence[BlendPlan] = ()
+    saves: Sequence[SavePlan] = ()
