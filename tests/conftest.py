@@ -21,6 +21,18 @@ for _name in [name for name in os.environ if name.startswith("CACHEBLEND_")]:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+VLLM = Path(__file__).parent / "vllm"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """vLLM changes threads and global state of its process: its tests are run only where they are
+    named, by a pytest of their own."""
+    if collection_path != VLLM:
+        return None
+    named = (config.invocation_params.dir / arg.split("::")[0] for arg in config.args)
+    return None if any(path.resolve().is_relative_to(VLLM) for path in named) else True
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's settings, models or store."""
