@@ -14,11 +14,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 from vllm.logger import init_logger
+from vllm.version import __version__ as VLLM_VERSION
 
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.model import DTYPES
 from engine.rope import Rope
+from engine.vllm.checks import WORKER, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
@@ -53,6 +55,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        with said():
+            check_config(vllm_config, VLLM_VERSION, kv_cache_config)
         self.settings = ConnectorSettings.of(
             vllm_config.kv_transfer_config.kv_connector_extra_config
         )
@@ -85,6 +89,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def attach(self, model: torch.nn.Module, attention: dict[str, Any]) -> None:
         """vLLM's loaded model and its attention layers, whose KV cache is there."""
+        with said():
+            check_layers(attention, self.blueprint.config.layers)
         embed = next(model.parameters())
         decoder = VllmDecoder(
             self.blueprint.config, model, embed.device, DTYPES[self.blueprint.dtype]
@@ -123,13 +129,16 @@ class CacheBlendConnector(KVConnectorBase_V1):
         return
 
     def get_handshake_metadata(self) -> WorkerState | None:
-        return WorkerState(self.off)
+        missing = None if self.worker else f"vLLM's worker_cls is not {WORKER}"
+        return WorkerState(self.off or missing)
 
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
         for state in metadata.values():
             self.off = self.off or state.off
+        if self.off is not None:
+            logger.warning("cacheblend: off: %s; prompts are computed as without it", self.off)
 
     def on_new_request(self, request: Request) -> None:
         if self.scheduler is not None and self.off is None:

@@ -5,7 +5,9 @@ from typing import Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
+from vllm.version import __version__ as VLLM_VERSION
 
+from engine.vllm.checks import check_config, said
 from engine.vllm.connector import CacheBlendConnector
 
 if current_platform.is_cpu():
@@ -15,6 +17,13 @@ else:
 
 
 class CacheBlendWorker(PlatformWorker):
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        if transfer is not None and transfer.has_connector(CacheBlendConnector.__name__):
+            with said():  # while there is no weight to wait for
+                check_config(vllm_config, VLLM_VERSION)
+        super().__init__(vllm_config, *args, **kwargs)
+
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         connector = get_kv_transfer_group() if has_kv_transfer_group() else None

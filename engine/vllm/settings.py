@@ -19,7 +19,9 @@ class ConnectorSettings:
     vLLM's own. blend: how a request is blended that doesn't say. separator: text that stands
     between a prompt's chunks, and between its last chunk and the question; None: requests name
     their chunks otherwise. step_tokens: so many tokens of chunks are blended before one forward of
-    the engine, at least one request's. kv_dtype, context: see `Blueprint.open`.
+    the engine, at least one request's. kv_dtype, context: see `Blueprint.open`. self_test: whether
+    blending is compared with vLLM's own prefill at start. any_version: whether versions of vLLM are
+    tried that this isn't tested with.
     """
 
     store: Path
@@ -33,6 +35,7 @@ class ConnectorSettings:
     trace: Level | None = None
     step_tokens: int = 16_384
     self_test: bool = True
+    any_version: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "ConnectorSettings":
@@ -53,7 +56,7 @@ class ConnectorSettings:
             if name in values
         }
         known = {"model", "name", "separator", "context", "kv_dtype", "save", "trace"}
-        known |= {"step_tokens", "self_test"}
+        known |= {"step_tokens", "self_test", "any_version"}
         unknown = sorted(set(values) - known)
         if unknown:
             raise UsageError(f"kv_connector_extra_config: {unknown[0]!r} is unknown")
