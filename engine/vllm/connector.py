@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
 )
@@ -22,32 +21,23 @@ from engine.model import DTYPES
 from engine.rope import Rope
 from engine.vllm.checks import WORKER, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
+from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
 from engine.vllm.scheduler import BlendScheduler
 from engine.vllm.settings import ConnectorSettings
-from engine.vllm.worker import BlendWorker
+from engine.vllm.steps import StepResult, StepRunner
+from engine.vllm.worker import BlendRun, BlendWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.cacheblend")
-
-
-@dataclass
-class StepMetadata(KVConnectorMetadata):
-    plan: StepPlan
-
-
-@dataclass
-class WorkerState(KVConnectorHandshakeMetadata):
-    """off: why a worker can't blend, None if it can."""
-
-    off: str | None
 
 
 class CacheBlendConnector(KVConnectorBase_V1):
@@ -73,17 +63,16 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self.store = ChunkStore.open(self.settings.store, on_damage="go_on")
         self.block_size = vllm_config.cache_config.block_size
         self.off: str | None = None
-        self.worker: BlendWorker | None = None
         self.scheduler: BlendScheduler | None = None
-        self._failed: set[int] = set()
-        self.runs: list[Any] = []
+        self.steps = StepRunner(None, self.block_size, logger.warning)
+        self._done = StepResult()
         if role == KVConnectorRole.SCHEDULER:
-            separator = self.settings.separator
-            ids = self.blueprint.tokenizer.encode(separator) if separator else ()
-            rope = Rope(self.blueprint.config, torch.device("cpu"))
-            self.scheduler = BlendScheduler(
-                self.settings, self.store, self.blueprint.spec, rope, tuple(ids)
-            )
+            self.scheduler = self._schedules(vllm_config)
+
+    @property
+    def runs(self) -> list[BlendRun]:
+        """The last blends of this worker."""
+        return list(self.steps.runs)
 
     # The workers' side.
 
@@ -96,26 +85,20 @@ class CacheBlendConnector(KVConnectorBase_V1):
             self.blueprint.config, model, embed.device, DTYPES[self.blueprint.dtype]
         )
         paged = PagedKV(attention, self.block_size, embed.device)
-        self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
+        self.steps.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, StepMetadata)
-        if self.worker is None:
-            return
-        for plan in metadata.plan.blends:
-            try:
-                self.runs.append(self.worker.blend(plan))
-            except Exception:
-                logger.exception("request %s could not be blended", plan.request.request_id)
-                first = plan.held // self.block_size
-                self._failed.update(plan.block_ids[first:])
-        for save in metadata.plan.saves:
-            self.worker.save(save)
+        self._done = self.steps.blend(self._plan)
+
+    def wait_for_save(self) -> None:
+        self.steps.save(self._plan)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        failed, self._failed = self._failed, set()
-        return failed
+        return set(self._done.failed_blocks)
+
+    def build_connector_worker_meta(self) -> ResultMetadata | None:
+        done, self._done = self._done, StepResult()
+        return ResultMetadata(done.summaries) if done.summaries else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -125,11 +108,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
     ) -> None:
         return
 
-    def wait_for_save(self) -> None:
-        return
-
     def get_handshake_metadata(self) -> WorkerState | None:
-        missing = None if self.worker else f"vLLM's worker_cls is not {WORKER}"
+        missing = None if self.steps.worker else f"vLLM's worker_cls is not {WORKER}"
         return WorkerState(self.off or missing)
 
     # The scheduler's side.
@@ -143,7 +123,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def on_new_request(self, request: Request) -> None:
         if self.scheduler is not None and self.off is None:
             self.scheduler.arrived(request)
-            self._say(self.scheduler)
+            self._say()
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -159,15 +139,22 @@ class CacheBlendConnector(KVConnectorBase_V1):
             self.scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        plan = StepPlan() if self.scheduler is None else self.scheduler.step()
-        return StepMetadata(plan)
+        if self.scheduler is None:
+            return StepMetadata(StepPlan())
+        self._say()
+        return StepMetadata(
+            self.scheduler.step(busy=scheduler_output.total_num_scheduled_tokens > 0)
+        )
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        result = connector_output.kv_connector_worker_meta
+        if self.scheduler is not None and isinstance(result, ResultMetadata):
+            self.scheduler.results(result.summaries)
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self.scheduler is not None:
-            self.scheduler.finished(request)
-        return False, None
+        return False, None if self.scheduler is None else self.scheduler.finished(request)
 
     def has_pending_push_work(self) -> bool:
         return self.scheduler is not None and self.scheduler.has_work
@@ -175,8 +162,37 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         self.store.close()
 
-    def _say(self, scheduler: BlendScheduler) -> None:
-        warnings: Iterable[str] = scheduler.warnings
-        for line in warnings:
-            logger.warning("%s", line)
-        scheduler.warnings.clear()
+    @property
+    def _plan(self) -> StepPlan:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.plan
+
+    def _schedules(self, vllm_config: VllmConfig) -> BlendScheduler:
+        if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+            logger.warning(
+                'cacheblend: with kv_load_failure_policy "fail" a request fails where its stored '
+                'KV can\'t be used: set it to "recompute"'
+            )
+        settings, blueprint = self.settings, self.blueprint
+        separator = blueprint.tokenizer.encode(settings.separator) if settings.separator else ()
+        return BlendScheduler(
+            settings,
+            self.store,
+            blueprint.spec,
+            Rope(blueprint.config, torch.device("cpu")),
+            separator,
+            context=None if blueprint.context == "prefix" else blueprint.chunk_context,
+            idles=envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process(),
+        )
+
+    def _say(self) -> None:
+        if self.scheduler is not None and self.scheduler.warnings:
+            for line in self.scheduler.warnings:
+                logger.warning("cacheblend: %s", line)
+            self.scheduler.warnings.clear()
+
+
+def _in_core_process() -> bool:
+    """Whether the engine core runs alone in this process, in a loop of its own."""
+    return multiprocessing.current_process().name.startswith("EngineCore")

@@ -49,15 +49,17 @@ class BlendPlan:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """Chunks to be computed alone, behind their prompt's prefix, and stored: token ids and ids."""
+    """Chunks to be computed alone and stored: token ids and ids. prefix: their prompt's, stored
+    too. context: what they are computed behind; None: the prefix."""
 
     prefix: tuple[int, ...]
     chunks: tuple[tuple[tuple[int, ...], str | None], ...]
+    context: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that is to be done before one forward of the engine."""
+    """All that is to be done in one step of the engine: blends before its forward, saves after."""
 
     blends: Sequence[BlendPlan] = ()
     saves: Sequence[SavePlan] = ()

@@ -85,7 +85,8 @@ class BlendWorker:
 
     def save(self, plan: SavePlan) -> int:
         """Computes and stores chunks that are not there yet; counts them."""
-        writer = ChunkWriter(self.model, self.store, self.spec, plan.prefix)
+        context = plan.prefix if plan.context is None else plan.context
+        writer = ChunkWriter(self.model, self.store, self.spec, context, plan.prefix)
         chunks = [PromptChunk(ids, chunk_id) for ids, chunk_id in plan.chunks]
         return writer.write_missing(chunks, saved=True)
 
