@@ -26,6 +26,7 @@ COMMANDS = {
     "ingest": ("cbcli.commands.ingest", "Read documents, cut them into chunks, store their KV."),
     "ask": ("cbcli.commands.ask", "Answer a question over the stored chunks."),
     "run": ("cbcli.commands.run", "Answer many prompts, one a line, with one model load."),
+    "serve": ("cbcli.commands.serve", "Serve a model with vLLM, over the stored chunks."),
     "inspect": ("cbcli.commands.inspect", "Look at a run: tokens, layers, time; compare runs."),
     "store": ("cbcli.commands.store", "Look at and tidy the store of chunks."),
     "bench": ("cbcli.commands.bench", "Measure how fast this machine is with a model."),

@@ -213,6 +213,8 @@ class Settings:
         0, values.whole(0), "Sample from so many likeliest tokens; 0: from all"
     )
     stop: tuple[str, ...] = _setting((), values.texts, "Texts that end an answer")
+    host: str = _setting("127.0.0.1", values.some_text, "Address that serve listens on")
+    port: int = _setting(8000, values.whole(0, 65535), "Port that serve listens on; 0: any")
     limit: int | None = _setting(
         None,
         values.size,

@@ -1,0 +1,247 @@
+"""`cacheblend serve`: vLLM's OpenAI-compatible server over the store."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from cache_store.errors import UsageError
+from cbcli import flags
+from cbcli.calibrated import Calibrated, PromptTokens
+from cbcli.command import Json, Quiet, Verbose, app_options, examples
+from cbcli.output import Output
+from cbcli.session import blend_options, open_blueprint, open_store, warn_of_faults
+from cbcli.settings import Settings, load_settings
+from cbcli.text import one_line
+from cbcli.values import AUTO
+
+if TYPE_CHECKING:
+    from engine.blueprint import Blueprint
+    from engine.options import BlendOptions
+    from engine.vllm.server import Ready, ServerPlan
+
+app = typer.Typer(**app_options())
+_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+_TYPICAL = 4096  # tokens of a prompt that a calibrated ratio is looked up for
+
+
+@app.command(
+    context_settings=_THROUGH,
+    epilog=examples(
+        "cacheblend serve",
+        "cacheblend serve qwen3-0.6b --port 8080 --ratio 0.1",
+        "cacheblend serve ./my-model --host 0.0.0.0 -- --tensor-parallel-size 2",
+        "cacheblend serve -- --help=all",
+    ),
+)
+def serve(
+    model_and_flags: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name or a folder. Flags that are not below, and all behind --, are vLLM's.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0: all of them.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port; 0: any that is free.")] = None,
+    separator: Annotated[
+        str | None, typer.Option("--separator", help="Text between the chunks of a prompt.")
+    ] = None,
+    mode: flags.Mode = None,
+    ratio: flags.Ratio = None,
+    target_kl: flags.TargetKL = None,
+    task: flags.Task = None,
+    force: flags.Force = None,
+    policy: flags.Policy = None,
+    threshold: flags.Threshold = None,
+    transfer: flags.Transfer = None,
+    check_layer: flags.CheckLayer = None,
+    min_tokens: flags.MinTokens = None,
+    audit: flags.Audit = None,
+    save: flags.Save = None,
+    context: flags.Context = None,
+    strict_context: flags.StrictContext = None,
+    system: flags.System = None,
+    store: flags.Store = None,
+    remote: flags.Remote = None,
+    remote_timeout: flags.RemoteTimeout = None,
+    memory_limit: flags.MemoryLimit = None,
+    dtype: flags.DType = None,
+    kv_dtype: flags.KVDType = None,
+    offline: flags.Offline = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Serve a model with vLLM, reusing the chunks in the store.
+
+    The API is OpenAI's. A chat completion may have a list of documents, each named by chunk id,
+    document or text; a prompt may have separators between its chunks. What is new is stored after
+    the answer. Needs vLLM: pip install 'cacheblend[vllm]'. With --json, one line on stdout says
+    when the server answers, and where.
+    """
+    model, extra = _split(model_and_flags or [])
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    settings = load_settings(
+        {
+            "model": model,
+            "host": host,
+            "port": port,
+            "text_separator": separator,
+            "mode": mode,
+            "ratio": ratio,
+            "target_kl": target_kl,
+            "task": task,
+            "force": force,
+            "policy": policy,
+            "threshold": threshold,
+            "transfer": transfer,
+            "check_layers": ",".join(check_layer) if check_layer else None,
+            "min_tokens": min_tokens,
+            "audit": audit,
+            "save": save,
+            "context": context,
+            "strict_context": strict_context,
+            "system": system,
+            "store": store,
+            "remote": remote,
+            "remote_timeout": remote_timeout,
+            "memory_limit": memory_limit,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "offline": offline,
+        }
+    )
+    if settings.ratio == AUTO:
+        raise UsageError("ratio auto is not for a server", "give a ratio, or --target-kl")
+    if settings.policy == "explicit":
+        raise UsageError("policy explicit takes the positions of one prompt", "use it with `ask`")
+    from engine.vllm.server import bind, check_extra
+    from engine.vllm.server import serve as run
+
+    check_extra(extra)
+    _require_vllm()
+    sock = bind(settings.host, settings.port)
+    with sock, _stdout_kept() as data:
+        out = Output(json=json, quiet=quiet, verbose=verbose, stdout=data)
+        blueprint = open_blueprint(settings, out)
+        plan = _plan(settings, blueprint, extra, out)
+        out.note(f"starting vLLM with {one_line(plan.name)} …")
+        run(plan, sock, lambda ready: _say_ready(out, settings, plan, ready))
+    out.note("stopped")
+
+
+def _split(given: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The model, where one is named, and vLLM's flags."""
+    if given and not given[0].startswith("-"):
+        return given[0], tuple(given[1:])
+    return None, tuple(given)
+
+
+def _require_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError(
+            "serve needs vLLM, which is not installed",
+            "pip install 'cacheblend[vllm]', or see the README on machines without a GPU",
+        )
+
+
+def _plan(
+    settings: Settings, blueprint: Blueprint, extra: tuple[str, ...], out: Output
+) -> ServerPlan:
+    from engine.vllm.server import ServerPlan
+
+    calibrated = Calibrated.open(blueprint, out)
+    chosen = calibrated.settle(settings, PromptTokens(_TYPICAL, _TYPICAL, 0))
+    options = blend_options(chosen)
+    options.check_model(blueprint.config.layers)
+    with open_store(settings, on_damage="go_on") as store:  # made where there is none
+        warn_of_faults(store, out)
+        place = store.path
+    return ServerPlan(
+        model=Path(blueprint.path).absolute(),
+        name=blueprint.name,
+        host=settings.host,
+        port=settings.port,
+        dtype={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[blueprint.dtype],
+        connector=_connector(settings, blueprint, options, place),
+        extra=extra,
+        quiet=out.verbose == 0,
+    )
+
+
+def _connector(
+    settings: Settings, blueprint: Blueprint, options: BlendOptions, store: Path
+) -> dict[str, Any]:
+    """What the connector is told; see `engine.vllm.settings`."""
+    told: dict[str, Any] = {
+        "store": str(store),
+        "model": str(Path(blueprint.path).absolute()),
+        "name": blueprint.name,
+        "mode": options.mode,
+        "policy": options.policy,
+        "check_layers": list(options.check_layers),
+        "min_tokens": options.min_tokens,
+        "strict_context": options.strict_context,
+        "seed": options.seed,
+        "separator": settings.text_separator,
+        "context": settings.context,
+        "kv_dtype": blueprint.kv_dtype,
+        "save": settings.save,
+    }
+    if options.threshold is None:
+        told["ratio"] = [str(ratio) for ratio in options.ratios]
+    else:
+        told["threshold"] = str(options.threshold)
+    if options.transfer is not None:
+        told["transfer"] = options.transfer
+    return told
+
+
+def _say_ready(out: Output, settings: Settings, plan: ServerPlan, ready: Ready) -> None:
+    shown = f"[{ready.host}]" if ":" in ready.host else ready.host
+    url = f"http://{shown}:{ready.port}"
+    if out.json:
+        out.data(
+            {
+                "host": ready.host,
+                "port": ready.port,
+                "url": url,
+                "model": ready.name,
+                "store": plan.connector["store"],
+                "vllm": ready.vllm,
+                **ready.info,
+            }
+        )
+    out.note(f"{one_line(ready.name)} answers at {url}/v1 (Ctrl-C ends it)")
+
+
+class _stdout_kept:
+    """Within, whatever prints to standard output, processes started here too, goes to standard
+    error; the stream that comes out is the real one, for data."""
+
+    def __enter__(self) -> TextIO | None:
+        self._kept: int | None = None
+        try:
+            sys.stdout.flush()
+            kept = os.dup(1)
+            os.dup2(2, 1)
+        except OSError:  # closed
+            return None
+        self._kept = kept
+        return os.fdopen(os.dup(kept), "w", encoding="utf-8", errors="backslashreplace")
+
+    def __exit__(self, *ended: object) -> None:
+        if self._kept is not None:
+            sys.stdout.flush()
+            os.dup2(self._kept, 1)
+            os.close(self._kept)
