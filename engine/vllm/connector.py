@@ -15,8 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 from vllm.version import __version__ as VLLM_VERSION
 
-from cache_store.store import ChunkStore
-from engine.blueprint import Blueprint
 from engine.model import DTYPES
 from engine.rope import Rope
 from engine.vllm.checks import WORKER, check_config, check_layers, said
@@ -25,8 +23,10 @@ from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
 from engine.vllm.scheduler import BlendScheduler
-from engine.vllm.settings import ConnectorSettings
+from engine.vllm.separators import Separator
+from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
 from engine.vllm.steps import StepResult, StepRunner
+from engine.vllm.stored import StoredChunks
 from engine.vllm.worker import BlendRun, BlendWorker
 
 if TYPE_CHECKING:
@@ -52,15 +52,10 @@ class CacheBlendConnector(KVConnectorBase_V1):
         )
         model = vllm_config.model_config
         names = {dtype: name for name, dtype in DTYPES.items()}
-        self.blueprint = Blueprint.open(
-            self.settings.model or model.model,
-            name=self.settings.name,
-            device="cpu",
-            dtype=names[model.dtype],
-            kv_dtype=self.settings.kv_dtype,
-            context=self.settings.context,
+        self.blueprint = open_blueprint(
+            self.settings, model.model, names[model.dtype], revision=model.revision
         )
-        self.store = ChunkStore.open(self.settings.store, on_damage="go_on")
+        self.store = open_store(self.settings)
         self.block_size = vllm_config.cache_config.block_size
         self.off: str | None = None
         self.scheduler: BlendScheduler | None = None
@@ -175,13 +170,22 @@ class CacheBlendConnector(KVConnectorBase_V1):
                 'KV can\'t be used: set it to "recompute"'
             )
         settings, blueprint = self.settings, self.blueprint
-        separator = blueprint.tokenizer.encode(settings.separator) if settings.separator else ()
+        separator = None
+        if settings.separator is not None:
+            separator = Separator(blueprint.tokenizer, settings.separator)
+            if not separator.ids:
+                logger.warning(
+                    "cacheblend: the model's tokenizer can't spell the separator %r: only requests "
+                    "that list their chunks are blended",
+                    settings.separator,
+                )
         return BlendScheduler(
             settings,
             self.store,
             blueprint.spec,
             Rope(blueprint.config, torch.device("cpu")),
             separator,
+            stored=StoredChunks(self.store, blueprint),
             context=None if blueprint.context == "prefix" else blueprint.chunk_context,
             idles=envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process(),
         )

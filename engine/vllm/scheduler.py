@@ -2,21 +2,22 @@
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cache_store.errors import CacheblendError, UsageError
+from cache_store.errors import CacheblendError
 from cache_store.keys import KVSpec
 from engine.lookups import account
 from engine.lookups import notes as miss_notes
 from engine.prompt import Prompt
 from engine.rope import Rope
 from engine.sources import KVStore, Source, find_sources
-from engine.vllm.naming import PARAMETER, from_segments, from_separators, options_of
+from engine.vllm.naming import PARAMETER, FindsChunks, RequestReader
 from engine.vllm.plan import BlendPlan, RequestPlan, StepPlan
 from engine.vllm.salt import Salt
 from engine.vllm.saves import SaveQueue
+from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings
 from engine.vllm.summary import RunSummary, segments_of
 from engine.vllm.text import one_line
@@ -56,16 +57,18 @@ class BlendScheduler:
         store: KVStore,
         spec: KVSpec,
         rope: Rope,
-        separator: Sequence[int],
+        separator: Separator | None,
         *,
+        stored: FindsChunks | None = None,
         context: tuple[int, ...] | None = None,
         idles: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """context: what chunks are computed behind; None: their prompt's prefix. idles: see
-        `SaveQueue`."""
+        """separator, stored: see `RequestReader`. context: what chunks are computed behind; None:
+        their prompt's prefix. idles: see `SaveQueue`."""
         self.settings, self.store, self.spec = settings, store, spec
-        self.rope, self.separator = rope, tuple(separator)
+        self.rope = rope
+        self._reader = RequestReader(settings, spec.layers, separator or None, stored)
         self.warnings: list[str] = []
         self.saves = SaveQueue(context, idles=idles)
         self._salt = Salt(spec.layers, f"{settings.store} {spec}")
@@ -80,7 +83,9 @@ class BlendScheduler:
         """Learns of a new request. Where it is to be blended, its blocks are set apart from those
         of plain requests, and of requests that are blended otherwise."""
         try:
-            plan = self._read(request)
+            plan = self._reader.read(
+                request.request_id, request.prompt_token_ids or (), request.kv_transfer_params
+            )
             if plan is None:
                 return None
             if (other := _other_kind(request)) is not None:
@@ -193,39 +198,6 @@ class BlendScheduler:
         """Whether nothing is kept of any request."""
         return not (self._live or self._owed or self._blends)
 
-    def _read(self, request: Any) -> RequestPlan | None:
-        """Raises UsageError, and anything else that comes of parameters of the wrong type."""
-        ids = request.prompt_token_ids
-        given = _parameters(request.kv_transfer_params)
-        if not ids:
-            return None
-        prompt: Prompt | None
-        if "segments" in given:
-            prompt = from_segments(ids, given["segments"])
-        elif self.separator:
-            prompt = from_separators(ids, self.separator)
-        else:
-            return None
-        if prompt is None or not any(s.kind == "chunk" for s in prompt.segments):
-            return None
-        options = options_of(given, self.settings.blend)
-        if options.mode == "full":
-            return None
-        options.check_model(self.spec.layers)
-        asked = given.get("question_tokens")
-        if asked is not None and (not isinstance(asked, int) or asked < 1):
-            raise UsageError(f"question_tokens must be a positive number, not {asked!r}")
-        return RequestPlan(
-            request_id=request.request_id,
-            prompt=prompt,
-            options=options,
-            save=bool(given.get("save", self.settings.save)),
-            trace=given.get("trace", self.settings.trace),
-            question_tokens=asked
-            if asked is None
-            else min(asked, len(prompt.segments[-1].token_ids)),
-        )
-
     def _look_ahead(self, prompt: Prompt) -> None:
         chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
         try:
@@ -320,16 +292,6 @@ class BlendScheduler:
 
     def _warn(self, request: Any, text: str) -> None:
         self.warnings.append(f"request {one_line(request.request_id)}: {text}")
-
-
-def _parameters(given: object) -> Mapping[str, Any]:
-    """Our part of a request's `kv_transfer_params`. Raises UsageError."""
-    own = given.get(PARAMETER) if isinstance(given, Mapping) else None
-    if own is None:
-        return {}
-    if not isinstance(own, Mapping):
-        raise UsageError(f"{PARAMETER!r} must hold names and values, not a {type(own).__name__}")
-    return own
 
 
 def _other_kind(request: Any) -> str | None:
