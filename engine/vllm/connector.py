@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import envs
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,8 +21,10 @@ from engine.rope import Rope
 from engine.vllm.checks import WORKER, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
+from engine.vllm.metrics import Tally
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
+from engine.vllm.prometheus import BlendPromMetrics, BlendStats
 from engine.vllm.scheduler import BlendScheduler
 from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
@@ -61,6 +64,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self.scheduler: BlendScheduler | None = None
         self.steps = StepRunner(None, self.block_size, logger.warning)
         self._done = StepResult()
+        self._tally = Tally()  # of the scheduler's side
         if role == KVConnectorRole.SCHEDULER:
             self.scheduler = self._schedules(vllm_config)
 
@@ -116,9 +120,15 @@ class CacheBlendConnector(KVConnectorBase_V1):
             logger.warning("cacheblend: off: %s; prompts are computed as without it", self.off)
 
     def on_new_request(self, request: Request) -> None:
-        if self.scheduler is not None and self.off is None:
-            self.scheduler.arrived(request)
-            self._say()
+        if self.scheduler is None:
+            return
+        if self.off is not None:
+            self._tally.request("off")
+            return
+        refused = self.scheduler.refused
+        if self.scheduler.arrived(request) is None:
+            self._tally.request("plain" if self.scheduler.refused == refused else "refused")
+        self._say()
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -153,6 +163,25 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         return self.scheduler is not None and self.scheduler.has_work
+
+    # What both sides count.
+
+    def get_kv_connector_stats(self) -> BlendStats | None:
+        if self.scheduler is not None:
+            for summary in self.scheduler.take_summaries():
+                self._tally.summary(summary)
+            return BlendStats.taken(self._tally)
+        if get_tensor_model_parallel_rank():  # all ranks do the same, which counts once
+            return None
+        return BlendStats.taken(self.steps.tally)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> BlendStats:
+        return BlendStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **named: Any) -> BlendPromMetrics:
+        return BlendPromMetrics(*args, **named)
 
     def shutdown(self) -> None:
         self.store.close()

@@ -70,6 +70,7 @@ class BlendScheduler:
         self.rope = rope
         self._reader = RequestReader(settings, spec.layers, separator or None, stored)
         self.warnings: list[str] = []
+        self.refused = 0  # requests that name their chunks wrongly
         self.saves = SaveQueue(context, idles=idles)
         self._salt = Salt(spec.layers, f"{settings.store} {spec}")
         self._clock = clock
@@ -99,6 +100,7 @@ class BlendScheduler:
                 request.update_block_hashes()
         except Exception as error:
             self._warn(request, f"{_said(error)}; it is not blended")
+            self.refused += 1
             return None
         self._live[request.request_id] = _Live(plan, left)
         if left is None:

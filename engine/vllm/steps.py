@@ -9,6 +9,7 @@ from typing import Protocol
 from cache_store.errors import CacheblendError
 from engine.options import BlendOptions
 from engine.sources import Source
+from engine.vllm.metrics import Tally
 from engine.vllm.plan import BlendPlan, SavePlan, StepPlan
 from engine.vllm.summary import RunSummary, Seconds, segments_of
 from engine.vllm.text import one_line
@@ -48,6 +49,7 @@ class StepRunner:
     ) -> None:
         self.worker, self.block_size = worker, block_size
         self.runs: deque[BlendRun] = deque(maxlen=KEPT)
+        self.tally = Tally()
         self._warn, self._clock = warn, clock
         self._resting_until = 0.0
 
@@ -72,8 +74,9 @@ class StepRunner:
             if self.worker is None or self._clock() < self._resting_until:
                 return
             try:
-                self.worker.save(wanted)
+                self.tally.add("saved_chunks", self.worker.save(wanted))
             except Exception as error:
+                self.tally.add("failures", 1, "save")
                 self._resting_until = self._clock() + PATIENCE
                 self._warn(f"not every new chunk was stored: {one_line(error)}")
 
