@@ -25,6 +25,12 @@ def text(value: object) -> str:
     return value
 
 
+def unescaped(value: str) -> str:
+    r"""Text of a shell, in which `\n`, `\t` and `\\` mean what they mean to the command."""
+    found = {"n": "\n", "t": "\t", "\\": "\\"}
+    return re.sub(r"\\([nt\\])", lambda match: found[match[1]], value)
+
+
 def some_text(value: object) -> str:
     if not text(value):
         raise ValueError("text, at least one character; null for none")

@@ -228,8 +228,9 @@ class ConnectorSettings:
         own = {k: v for k, v in given.items() if v is not None or k in _NULLABLE}
         if all(own.get(name) is not None for name in _EXCLUDE):
             raise UsageError(f"{PLACE}: ratio and threshold exclude each other", "give one of them")
-        if "ratio" in own:
-            env = {k: v for k, v in env.items() if k != "CACHEBLEND_THRESHOLD"}
+        for name, other in (_EXCLUDE, _EXCLUDE[::-1]):
+            if name in own:
+                env = {k: v for k, v in env.items() if k != variable_of(SETTINGS[other])}
         found = {name: _value(setting, own, env) for name, setting in SETTINGS.items()}
         blend = {s.name: found.pop(s.name) for s in _BLEND}
         if blend["threshold"] is not None:
@@ -320,6 +321,8 @@ def _value(setting: Setting, given: Mapping[str, Any], env: Mapping[str, str]) -
         item = env.get(place) if place else None
         if item == "" and setting.name != "system":  # as good as unset, as it is to the command
             item = None
+        if item is not None and setting.name == "separator":
+            item = kinds.unescaped(item)
     if item is None:
         item, place = _default(setting, env), "default"
     if item is None:

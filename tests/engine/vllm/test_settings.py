@@ -72,6 +72,7 @@ def test_a_ratio_that_is_given_is_over_a_threshold_of_the_environment() -> None:
     assert of({}, **env).blend.threshold == Decimal("0.5")
     assert of({"ratio": 0.1}, **env).blend.threshold is None
     assert of({"threshold": "0.4"}, CACHEBLEND_RATIO="0.1").blend.threshold == Decimal("0.4")
+    assert of({"threshold": "0.4"}, CACHEBLEND_RATIO="auto").blend.threshold == Decimal("0.4")
     with pytest.raises(UsageError, match="ratio and threshold exclude each other"):
         of({"ratio": 0.1, "threshold": 0.5})
 
@@ -80,6 +81,8 @@ def test_null_is_no_separator() -> None:
     assert of({"separator": None}).separator is None
     assert of({"separator": None}, CACHEBLEND_TEXT_SEPARATOR="##").separator is None
     assert of({}, CACHEBLEND_TEXT_SEPARATOR="##").separator == "##"
+    assert of({}, CACHEBLEND_TEXT_SEPARATOR=r"\n\n").separator == "\n\n"
+    assert of({"separator": r"\n"}).separator == r"\n"
     with pytest.raises(UsageError, match="separator is ''"):
         of({"separator": ""})
 
