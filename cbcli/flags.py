@@ -134,6 +134,11 @@ RemoteTimeout = Annotated[
 MemoryLimit = Annotated[
     str | None, typer.Option("--memory-limit", help="Size of the KV kept in memory: 2GB, or 0.")
 ]
+Engine = Annotated[str | None, typer.Option("--engine", help="What computes: torch or vllm.")]
+VLLM = Annotated[
+    list[str] | None,
+    typer.Option("--vllm", metavar="KEY=VALUE", help="An argument for vLLM's engine; repeatable."),
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Devices = Annotated[str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")]
 DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]

@@ -12,12 +12,13 @@ from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.output import Output
 from cbcli.settings import ORIGINS, Settings, data_root
+from cbcli.values import AUTO
 
 if TYPE_CHECKING:
     from cache_store.tiers.remote import RemoteTier
     from cache_store.tiers.tiered import TieredStore
-    from engine.api import Engine
     from engine.audit import Audit
+    from engine.base import BaseEngine
     from engine.blueprint import Blueprint
     from engine.options import BlendOptions, SamplingOptions
 
@@ -133,11 +134,55 @@ def open_blueprint(settings: Settings, out: Output) -> Blueprint:
     )
 
 
-def load_engine(settings: Settings, blueprint: Blueprint, store: ChunkStore) -> Engine:
-    """The model with its weights, over the store."""
+def load_engine(
+    settings: Settings,
+    blueprint: Blueprint,
+    store: ChunkStore | None,
+    *,
+    longest: int | None = None,
+    together: int = 1,
+    verbose: int = 0,
+) -> BaseEngine:
+    """The model with its weights, over the store; to be closed.
+
+    longest, together, verbose: for vLLM, see `engine.vllm.start.LocalSettings`. Raises UsageError
+    and CacheblendError where vLLM is missing or does not start.
+    """
+    if settings.engine == "vllm":
+        from engine.vllm.local import VllmEngine
+        from engine.vllm.start import LocalSettings, read_extra
+
+        extra = read_extra(settings.vllm)
+        local = LocalSettings(longest, together, settings.threads, verbose, extra)
+        return VllmEngine.load(blueprint, store=store, settings=local)
     from engine.api import Engine
 
     return Engine.load(blueprint, store=store, threads=settings.threads)
+
+
+def check_engine(settings: Settings, *refused: str) -> None:
+    """Raises UsageError, before anything takes long, for what the engine that is set cannot do, and
+    where it is not installed. refused: flags that don't go with vLLM."""
+    if settings.engine != "vllm":
+        if settings.vllm and settings.origin("vllm").kind == "flag":
+            raise UsageError("--vllm is for --engine vllm", "give both")
+        return
+    from engine.vllm.start import read_extra, require_vllm
+
+    require_vllm()
+    read_extra(settings.vllm)
+    for name in refused:
+        if getattr(settings, name) and settings.origin(name).kind == "flag":
+            raise UsageError(f"--{name} is not for --engine vllm", "leave one of them out")
+    check_ratio(settings)
+
+
+def check_ratio(settings: Settings) -> None:
+    """Raises UsageError for a ratio that the engine knows no speed for."""
+    if settings.engine == "vllm" and settings.ratio == AUTO:
+        raise UsageError(
+            "--ratio auto knows the speed of engine torch, not of vllm", "give a ratio"
+        )
 
 
 def blend_options(settings: Settings, positions: Sequence[int] | None = None) -> BlendOptions:

@@ -86,6 +86,12 @@ class Settings:
     )
     models_dir: Path = _setting("{data}/models", values.folder, "Folder of the models")  # noqa: RUF009
     offline: bool = _setting(False, values.flag, "Never use the network")
+    engine: str = _setting(
+        "torch", values.choice("torch", "vllm"), "What computes: torch, or vllm in this process"
+    )
+    vllm: tuple[str, ...] = _setting(
+        (), values.texts, "More arguments of vLLM's engine, as KEY=VALUE", flag="--vllm"
+    )
     device: str = _setting("auto", values.device, "auto, cpu, cuda, cuda:N or mps")
     devices: tuple[str, ...] = _setting(
         (), values.devices, "Devices that share the work of run and ingest; none: `device` alone"

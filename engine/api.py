@@ -1,19 +1,17 @@
 """`Engine`: the Python API. Loads a model, precomputes chunks, answers prompts."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cache_store.errors import CacheblendError, UsageError
-from cache_store.keys import chunk_id
-from cache_store.misses import MissReason
+from cache_store.errors import CacheblendError
+from engine.answered import Beside, answered
 from engine.audit import Audit
+from engine.base import BaseEngine
 from engine.blueprint import Blueprint
-from engine.codec import Codec
 from engine.compare import FORCED_TOKENS, Agreement, agreement, first_divergence, reference
 from engine.forward import forward
 from engine.generate import Generated, generate
@@ -23,23 +21,11 @@ from engine.lookups import notes as miss_notes
 from engine.model import DTYPES, Decoder
 from engine.observer import Observer
 from engine.options import BlendOptions, SamplingOptions
-from engine.precompute import ChunkWriter
 from engine.prefill import Prefilled, Prefiller
-from engine.prompt import Prompt, PromptChunk, lay_out
-from engine.results import (
-    AskResult,
-    Audited,
-    Comparison,
-    FirstToken,
-    KVRecord,
-    ModelInfo,
-    PromptRecord,
-    Recomputed,
-    SegmentRecord,
-    Timing,
-)
+from engine.prompt import Prompt
+from engine.results import AskResult, Audited, Comparison
 from engine.rope import Tables
-from engine.sources import KVStore, Source
+from engine.sources import KVStore
 from engine.threads import set_threads
 from engine.timing import synchronize
 from engine.trace.record import Level
@@ -47,32 +33,18 @@ from engine.trace.recorder import Recorder
 from engine.trace.recording import Happened
 from engine.weights import load_weights
 
-TOP_LOGPROBS = 10
 
+class Engine(BaseEngine):
+    """The engine that computes with torch alone, in this process."""
 
-class Engine:
-    """A model on a device, its prompt template, and the store that holds chunk KV.
-
-    Not thread-safe; one engine answers one prompt at a time.
-    """
+    name = "torch"
 
     def __init__(
         self, model: Decoder, blueprint: Blueprint, *, store: KVStore | None = None
     ) -> None:
-        self.model, self.blueprint, self.store = model, blueprint, store
-        self.tokenizer, self.template = blueprint.tokenizer, blueprint.template
-        self.spec = blueprint.spec
-        self.info = ModelInfo(
-            blueprint.name,
-            self.spec.model,
-            blueprint.dtype,
-            blueprint.kv_dtype,
-            str(model.device),
-        )
-        self.codec = Codec.of(self.spec, model.dtype)
-        self.prefill = Prefiller(model, store, self.spec)
+        super().__init__(model, blueprint, store)
+        self.prefiller = Prefiller(model, store, self.spec)
         self._load_s = 0.0
-        self._writer: ChunkWriter | None = None
 
     @classmethod
     def load(
@@ -106,83 +78,17 @@ class Engine:
         forward(self.model, cache, ids, self.model.rope.tables(len(ids)))
         synchronize(self.model.device)
 
-    # Prompts
+    def over(self, store: KVStore | None) -> "Engine":
+        return Engine(self.model, self.blueprint, store=store)
 
-    def chunk(self, text: str, source: str | None = None) -> PromptChunk:
-        """A chunk of text, encoded alone, under the id it has in every store."""
-        return PromptChunk(tuple(self.tokenizer.encode(text)), chunk_id(text), source)
-
-    def prompt(self, question: str, chunks: Sequence[PromptChunk]) -> Prompt:
-        """Lays out prefix, chunks in the order given, and question. Raises UsageError."""
-        if not question.strip():
-            raise UsageError("the question is empty", "give a question")
-        return lay_out(
-            self.template.prefix, chunks, self.template.separator, self.template.suffix(question)
-        )
-
-    # Chunk KV
-
-    def precompute(self, chunks: Iterable[PromptChunk]) -> int:
-        """Computes and stores, behind this engine's context, what the store does not hold yet.
-
-        Returns how many chunks were computed. Raises UsageError without a store, StoreFullError.
-        """
-        return self.writer().write_missing(chunks)
-
-    def writer(
-        self, context: Sequence[int] | None = None, prefix: Sequence[int] | None = None
-    ) -> ChunkWriter:
-        """Stores chunks behind `context`, and the KV of `prefix` (None: of the context).
-
-        Without a context it is this engine's, with this engine's prefix.
-        """
-        if self.store is None:
-            raise UsageError("this engine has no store", "give Engine.load a store")
-        if context is None:
-            context, prefix = self.blueprint.chunk_context, self.template.prefix
-        wanted = tuple(context), tuple(context if prefix is None else prefix)
-        if self._writer is None or (self._writer.context, self._writer.prefix) != wanted:
-            self._writer = ChunkWriter(self.model, self.store, self.spec, *wanted)
-        return self._writer
-
-    # Answers
-
-    def ask(
+    def prefill(
         self,
-        question: str,
-        chunks: Sequence[PromptChunk],
-        *,
-        blend: BlendOptions | None = None,
-        sampling: SamplingOptions | None = None,
-        compare: bool = False,
-        audit: Audit | None = None,
-        save: bool = True,
-        on_text: Callable[[str], None] | None = None,
-        trace: Level | None = None,
-        trace_layers: Sequence[int] | None = None,
+        prompt: Prompt,
+        options: BlendOptions,
+        room: int = 0,
         observer: Observer | None = None,
-    ) -> AskResult:
-        """Answers a question over chunks, in the order given. See `generate`."""
-        began = time.perf_counter()
-        prompt = self.prompt(question, chunks)
-        tokenize_s = time.perf_counter() - began
-        result = self.generate(
-            prompt,
-            blend=blend,
-            sampling=sampling,
-            compare=compare,
-            audit=audit,
-            save=save,
-            on_text=on_text,
-            trace=trace,
-            trace_layers=trace_layers,
-            question=question,
-            observer=observer,
-        )
-        timing = replace(
-            result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
-        )
-        return result.timed(timing)
+    ) -> Prefilled:
+        return self.prefiller(prompt, options, room, observer)
 
     def generate(
         self,
@@ -199,16 +105,6 @@ class Engine:
         question: str | None = None,
         observer: Observer | None = None,
     ) -> AskResult:
-        """Answers a prompt of segments.
-
-        compare: also run a full prefill of the same ids. audit: do so after the answer where this
-        prompt is due and stored KV was used for it, and log how far it was off. save: chunks that
-        missed are computed again alone and stored, after the answer. on_text gets the answer piece
-        by piece. trace: record the run; `full` also measures how far stored KV is from a full
-        prefill's at `trace_layers` (None: a few spread over the model), after the answer; question:
-        as the trace is to show it. observer: told how it goes on. Raises UsageError for a prompt
-        longer than the model's context and for options the model cannot honour.
-        """
         began = time.perf_counter()
         options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
         recorder = None
@@ -246,7 +142,6 @@ class Engine:
                 first_divergence(answer.token_ids, plain.token_ids),
                 plain.text,
             )
-        blending = options.mode == "blend"
         audited, notes = self._audited(prompt, run, options, audit, same)
         reasons = account(self.store, self.spec, run.found, strict=options.strict_context)
         notes = run.notes + notes + miss_notes(reasons, saved=save)
@@ -262,52 +157,8 @@ class Engine:
                 )
             recorded, more = recorder(prompt, options, run, happened)
             notes += more
-        result = AskResult(
-            answer=answer.text,
-            finish_reason=answer.finish_reason,
-            output_token_ids=answer.token_ids,
-            model=self.info,
-            mode=options.mode,
-            policy=options.policy,
-            ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
-            threshold=None if options.threshold is None else float(options.threshold),
-            transfer=options.transfers,
-            check_layers=options.check_layers if blending else (),
-            skipped_blend=run.skipped,
-            prompt=_prompt_record(prompt, run.used, reasons),
-            recomputed=Recomputed(
-                len(run.selected),
-                len(run.selected) / run.cached_tokens if run.cached_tokens else 0.0,
-                run.per_layer,
-            ),
-            first_token=_first_token(run.logits[0], answer),
-            timing=Timing(
-                load_model_s=load_s,
-                tokenize_s=0.0,
-                retrieve_s=0.0,
-                ttft_s=run.ttft_s,
-                kv_load_s=run.watch.load.seconds,
-                kv_stall_s=run.watch.stall.seconds,
-                rotate_s=run.watch.rotate.seconds,
-                score_s=run.watch.score.seconds,
-                recompute_s=run.watch.recompute.seconds,
-                decode_s=answer.seconds,
-                total_s=took,
-                layers=tuple(run.watch.layers),
-            ),
-            kv=KVRecord.of(run.tiers),
-            compare=comparison,
-            audit=audited,
-            selected=run.selected,
-            notes=notes,
-            trace=recorded,
-        )
-        return result.timed(result.timing)
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Token ids that end an answer."""
-        return self.model.config.eos_ids
+        beside = Beside(reasons, comparison, audited, notes, recorded, load_s, took)
+        return answered(self.name, self.info, prompt, options, run, answer, beside)
 
     def _decode(
         self,
@@ -330,7 +181,7 @@ class Engine:
     ) -> tuple[Audited | None, tuple[str, ...]]:
         """How far the answer's KV cache is from full prefill's, logged, if the prompt is due; and
         what the caller should be told. same: what is known of it already."""
-        if audit is None or not _used_stored_kv(run, options):
+        if audit is None or not run.used_stored_kv(options):
             return None, ()
         try:
             if not audit.is_due():
@@ -346,49 +197,3 @@ class Engine:
             # is a RuntimeError.
             return None, (f"the prompt was not audited: {error}",)
         return audited, ()
-
-    def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
-        """Stores what missed, computed alone behind the prompt's own prefix, or the shorter context
-        that this engine computes chunks behind."""
-        if self.store is None or self.store.read_only:
-            return ()
-        missing = [s.segment for s in found if s.status == "miss"]
-        prefix, kind = prompt.prefix_ids, self.blueprint.context
-        context = prefix if kind == "prefix" else self.template.context(kind)
-        try:
-            self.writer(context, prefix).write_missing(missing, saved=True)
-        except CacheblendError as error:  # the answer is there; it must not be lost for this
-            return (f"not every new chunk was stored: {error.message}",)
-        return ()
-
-
-def _prompt_record(
-    prompt: Prompt, sources: Sequence[Source], reasons: Sequence[MissReason | None]
-) -> PromptRecord:
-    return PromptRecord(
-        prompt.token_ids,
-        tuple(
-            SegmentRecord(
-                s.segment.kind,
-                s.segment.chunk_id,
-                s.segment.source,
-                s.segment.start,
-                s.segment.end,
-                s.status,
-                reason if s.status == "miss" else None,
-            )
-            for s, reason in zip(sources, reasons, strict=True)
-        ),
-    )
-
-
-def _used_stored_kv(run: Prefilled, options: BlendOptions) -> bool:
-    """Whether the run is an approximation, and not a full prefill or an exact leading part."""
-    approximate = options.mode in ("blend", "reuse") and not options.computes_all
-    return approximate and not run.skipped and run.cached_tokens > 0
-
-
-def _first_token(logits: torch.Tensor, answer: Generated) -> FirstToken:
-    values, ids = logits.log_softmax(-1).topk(min(TOP_LOGPROBS, len(logits)))
-    pairs = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return FirstToken(answer.first_id, pairs)

@@ -21,7 +21,7 @@ from engine.task import Task
 
 if TYPE_CHECKING:
     from engine.options import BlendOptions
-    from engine.prefill import Prefilled
+    from engine.prefill import PrefillRun
     from engine.prompt import Prompt
     from engine.results import Audited, ModelInfo
 
@@ -133,7 +133,7 @@ class Audit:
         self,
         model: ModelInfo,
         prompt: Prompt,
-        run: Prefilled,
+        run: PrefillRun,
         options: BlendOptions,
         found: Audited,
     ) -> AuditRecord:

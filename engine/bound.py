@@ -14,7 +14,7 @@ from decimal import Decimal
 from engine.config import ModelConfig
 from engine.options import BlendOptions
 from engine.policies import Policy, budget, make_policy
-from engine.prefill import Prefilled
+from engine.prefill import PrefillRun
 
 # Operations for each number that a policy compares: subtract, square, add.
 PER_ELEMENT = 3
@@ -69,7 +69,7 @@ def full_prefill(config: ModelConfig, tokens: int) -> Flops:
     return _prefill(config, tokens, [range(tokens)] * config.layers)
 
 
-def of_run(config: ModelConfig, run: Prefilled, options: BlendOptions) -> Flops:
+def of_run(config: ModelConfig, run: PrefillRun, options: BlendOptions) -> Flops:
     """What a prefill that was made with `options` needed.
 
     Where several check layers narrow the selection step by step, the tokens between the first and
@@ -192,7 +192,7 @@ def spread(positions: Sequence[int], count: int) -> list[int]:
     return [positions[(2 * i + 1) * n // (2 * count)] for i in range(count)]
 
 
-def _positions(run: Prefilled, *statuses: str) -> list[int]:
+def _positions(run: PrefillRun, *statuses: str) -> list[int]:
     return [
         p
         for source in run.used

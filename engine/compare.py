@@ -97,9 +97,13 @@ def agreement(
     logits: float32 [1, vocab] after that prompt. The cache keeps its length; past it, it holds the
     KV of all the reference's tokens but the last.
     """
-    logits = _forced(model, cache, tables, logits, full.tokens)
-    kl = divergence(full.logits, logits)
-    top = full.logits.argmax(-1).tolist(), logits.argmax(-1).tolist()
+    return agreement_of(full.logits, _forced(model, cache, tables, logits, full.tokens))
+
+
+def agreement_of(full: torch.Tensor, other: torch.Tensor) -> Agreement:
+    """From the logits, float32 [K, vocab], at each of the K tokens of full prefill's answer."""
+    kl = divergence(full, other)
+    top = full.argmax(-1).tolist(), other.argmax(-1).tolist()
     same = [a == b for a, b in zip(*top, strict=True)]
     apart = first_divergence(*top)
     greedy = tuple(top[1] if apart is None else top[1][: apart + 1])

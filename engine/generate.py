@@ -54,28 +54,55 @@ def generate(
     """
     began = time.perf_counter()
     sampler = Sampler(options)
-    text = StopText(options.stop, on_text or (lambda piece: None))
-    ids: list[int] = []
-    first: int | None = None
-    reason: FinishReason = "length"
+    answer = Answer(options, stream, end_ids, on_text)
     limit = min(options.max_tokens, cache.capacity - cache.length)
-    while len(ids) < limit:
+    while len(answer.token_ids) < limit:
         token = sampler(logits[0])
-        first = token if first is None else first
-        if token in end_ids:
-            reason = "stop"
+        if answer.push(token):
             break
-        ids.append(token)
-        if text.push(stream.push(token)):
-            reason = "stop"
-            break
-        if len(ids) < limit:
+        if len(answer.token_ids) < limit:
             logits = forward(model, cache, [token], tables)
-    if not text.stopped and text.push(stream.finish()):
-        reason = "stop"
-    seconds = time.perf_counter() - began
-    first = int(logits[0].argmax()) if first is None else first  # a cache without room for one
-    return Generated(first, tuple(ids), text.finish(), reason, seconds)
+    if answer.first_id is None:  # a cache without room for one
+        answer.first_id = int(logits[0].argmax())
+    return answer.finish(lambda: time.perf_counter() - began)
+
+
+class Answer:
+    """An answer as it grows, token by token; see `generate` for where it ends."""
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        stream: TextStream,
+        end_ids: Collection[int],
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.first_id: int | None = None
+        self._end_ids, self._stream = end_ids, stream
+        self._text = StopText(options.stop, on_text or (lambda piece: None))
+        self._reason: FinishReason = "length"
+
+    def push(self, token: int) -> bool:
+        """Adds a token; True where the answer ends with it."""
+        self.first_id = token if self.first_id is None else self.first_id
+        if token in self._end_ids:
+            self._reason = "stop"
+            return True
+        self.token_ids.append(token)
+        if self._text.push(self._stream.push(token)):
+            self._reason = "stop"
+        return self._text.stopped
+
+    def finish(self, seconds: Callable[[], float]) -> Generated:
+        """The whole of it. seconds: that it took, asked once all text is known."""
+        if not self._text.stopped and self._text.push(self._stream.finish()):
+            self._reason = "stop"
+        assert self.first_id is not None
+        took = seconds()
+        return Generated(
+            self.first_id, tuple(self.token_ids), self._text.finish(), self._reason, took
+        )
 
 
 class Sampler:

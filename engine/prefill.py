@@ -23,9 +23,9 @@ from engine.sources import KVStore, Source, find_sources
 from engine.timing import Stopwatch, synchronize
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    """A prompt brought to its first output token's logits, float32 [1, vocab].
+@dataclass(frozen=True, kw_only=True)
+class PrefillRun:
+    """What became of a prompt on its way to its first output token's logits, float32 [1, vocab].
 
     sources: where each segment's KV was found; used: what became of it (a skipped blend computes
     everything). tiers: bytes loaded from each. selected: positions recomputed to the last layer.
@@ -34,8 +34,6 @@ class Prefilled:
     """
 
     logits: torch.Tensor
-    cache: KVCache
-    tables: Tables
     found: tuple[Source, ...]
     used: tuple[Source, ...]
     cached_tokens: int
@@ -51,6 +49,19 @@ class Prefilled:
     scores: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
     chosen: tuple[int, ...] = ()
     looks: Looks | None = None
+
+    def used_stored_kv(self, options: BlendOptions) -> bool:
+        """Whether it is an approximation, and not a full prefill or an exact leading part."""
+        approximate = options.mode in ("blend", "reuse") and not options.computes_all
+        return approximate and not self.skipped and self.cached_tokens > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefilled(PrefillRun):
+    """With the KV cache, which the answer goes on in."""
+
+    cache: KVCache
+    tables: Tables
 
 
 class Prefiller:
@@ -136,7 +147,7 @@ class Prefiller:
                 prompt, self.store, self.spec, regime, options.mode, options.strict_context
             )
         cached = [p for s in found if s.cached for p in range(s.segment.start, s.segment.end)]
-        skipped = _too_few(options, len(cached))
+        skipped = too_few(options, len(cached))
         cache = model.new_cache(capacity)
         tables = model.rope.tables(len(ids), capacity)
         used, bytes_loaded = found, 0
@@ -185,7 +196,7 @@ class Prefiller:
         return self.store.pinned([s.match.key for s in sources if s.match is not None])
 
 
-def _too_few(options: BlendOptions, cached: int) -> str | None:
+def too_few(options: BlendOptions, cached: int) -> str | None:
     """Why a blend is not worth it, or None."""
     if options.mode != "blend" or cached >= options.min_tokens:
         return None

@@ -127,9 +127,9 @@ class Audited:
 
 @dataclass(frozen=True)
 class AskResult:
-    """One answered prompt. selected: prompt positions recomputed to the last layer; notes: what
-    the caller should be told (damaged entries, chunks not saved); trace: the run's record, where
-    one was asked for. None of them is in the JSON."""
+    """One answered prompt. engine: what computed it, torch or vllm. selected: prompt positions
+    recomputed to the last layer; notes: what the caller should be told (damaged entries, chunks not
+    saved); trace: the run's record, where one was asked for: these three are not in the JSON."""
 
     answer: str
     finish_reason: str
@@ -152,6 +152,7 @@ class AskResult:
     selected: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
     trace: Trace | None = field(default=None, compare=False, repr=False)
+    engine: str = "torch"
 
     def timed(self, timing: Timing) -> "AskResult":
         """The same with other times, in its trace too."""
@@ -164,4 +165,4 @@ class AskResult:
         """Plain dicts, lists, numbers and strings, in the order of the documented schema."""
         raw = asdict(replace(self, trace=None))
         del raw["selected"], raw["notes"], raw["trace"]
-        return {"schema": 1, **raw}
+        return {"schema": 1, "engine": raw.pop("engine"), **raw}

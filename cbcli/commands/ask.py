@@ -27,6 +27,7 @@ from cbcli.present import remember
 from cbcli.session import (
     audit_of,
     blend_options,
+    check_engine,
     load_engine,
     open_blueprint,
     open_existing_store,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from cbcli.live.ask import AskScene
     from engine.blueprint import Blueprint
     from engine.results import AskResult
+
+ROOM = 64  # tokens for an answer, that a prompt has at least: a comparison takes some too
 
 app = typer.Typer(**app_options())
 
@@ -99,6 +102,8 @@ def ask(
     store: flags.Store = None,
     remote: flags.Remote = None,
     remote_timeout: flags.RemoteTimeout = None,
+    engine: flags.Engine = None,
+    vllm: flags.VLLM = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
     kv_dtype: flags.KVDType = None,
@@ -148,6 +153,8 @@ def ask(
             "store": store,
             "remote": remote,
             "remote_timeout": remote_timeout,
+            "engine": engine,
+            "vllm": vllm,
             "device": device,
             "dtype": dtype,
             "kv_dtype": kv_dtype,
@@ -158,6 +165,7 @@ def ask(
     positions = None if indices is None else parse_indices(indices)
     if positions is not None and policy not in (None, "explicit"):
         raise UsageError("--indices and --policy exclude each other", "give one of them")
+    check_engine(settings, "live")
     tracing = Tracing(settings, trace)
     text = _question(question)
     with open_existing_store(settings) as opened, _scene(out, settings) as scene:
@@ -175,7 +183,8 @@ def ask(
         open_s = time.perf_counter() - began
         calibrated = Calibrated.open(blueprint, out, opened)
         wanted = settings if positions is None else replace(settings, policy="explicit")
-        wanted = calibrated.settle(wanted, _tokens(blueprint, chunks, text))
+        tokens = _tokens(blueprint, chunks, text)
+        wanted = calibrated.settle(wanted, tokens)
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
         tracing.check_model(blueprint.config.layers)
@@ -183,21 +192,24 @@ def ask(
         if scene is not None:
             scene.about(blueprint.config.layers, blend)
         tell("load")
-        engine = load_engine(settings, blueprint, opened)
-        tell("tokenize")
-        result = engine.ask(
-            text,
-            [engine.chunk(piece.text, piece.source) for piece in chunks],
-            blend=blend,
-            sampling=sampling_options(settings),
-            compare=compare,
-            audit=audit_of(settings, opened),
-            save=settings.save,
-            on_text=None if out.json else out.piece,
-            trace=tracing.level,
-            trace_layers=settings.trace_layers,
-            observer=scene,
-        )
+        longest = tokens.total + max(settings.max_tokens, ROOM)
+        with load_engine(
+            settings, blueprint, opened, longest=longest, verbose=out.verbose
+        ) as loaded:
+            tell("tokenize")
+            result = loaded.ask(
+                text,
+                [loaded.chunk(piece.text, piece.source) for piece in chunks],
+                blend=blend,
+                sampling=sampling_options(settings),
+                compare=compare,
+                audit=audit_of(settings, opened),
+                save=settings.save,
+                on_text=None if out.json else out.piece,
+                trace=tracing.level,
+                trace_layers=settings.trace_layers,
+                observer=scene,
+            )
         calibrated.saw(settings, result)
         changes = ChangeWatch(opened).lines(chunks)
     say_notes(opened, out)
@@ -308,7 +320,7 @@ def _require_usable(
 @contextmanager
 def _scene(out: Output, settings: Settings) -> Iterator[AskScene | None]:
     """What shows the run while it goes on, where that is wanted."""
-    if not settings.live:
+    if not settings.live or settings.engine == "vllm":  # whose runs cannot be watched
         yield None
         return
     from cbcli.live.ask import AskScene

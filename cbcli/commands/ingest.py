@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from cbcli.ingest_report import behind, context_record, tell
 from cbcli.output import Output
 from cbcli.present import remember
 from cbcli.session import (
+    check_engine,
     load_engine,
     open_blueprint,
     open_store,
@@ -67,6 +68,8 @@ def ingest(
     system: Annotated[
         str | None, typer.Option("--system", help="System prompt the chunks are computed behind.")
     ] = None,
+    engine: flags.Engine = None,
+    vllm: flags.VLLM = None,
     device: flags.Device = None,
     devices: flags.Devices = None,
     dtype: flags.DType = None,
@@ -101,6 +104,8 @@ def ingest(
             "remote": remote,
             "remote_timeout": remote_timeout,
             "system": system,
+            "engine": engine,
+            "vllm": vllm,
             "device": device,
             "devices": devices,
             "dtype": dtype,
@@ -112,10 +117,11 @@ def ingest(
             "live": live,
         }
     )
+    check_engine(settings, "devices")
     from engine.documents import find_files
 
     found = find_files(paths, stdin_name=stdin_name)
-    places = settings.devices if device is None else ()
+    places = settings.devices if device is None and settings.engine == "torch" else ()
     if places:  # the first one's say in what `auto` leaves open
         settings = replace(settings, device=places[0])
     blueprint = open_blueprint(settings, out)
@@ -147,7 +153,11 @@ def _ingest(
 
     began = time.monotonic()
     report = IngestReport()
-    with open_store(settings, on_damage="mend") as store, _scene(out, settings) as scene:
+    with (
+        open_store(settings, on_damage="mend") as store,
+        _scene(out, settings) as scene,
+        ExitStack() as closing,
+    ):
         for problem in store.mended:
             out.warn(f"{problem.where}: {problem.what}")
         if store.read_only:
@@ -180,7 +190,10 @@ def _ingest(
                             say=out.warn,
                         )
                     progress.update(0, label="loading the model")
-                    writer = load_engine(settings, blueprint, store).writer()
+                    engine = closing.enter_context(
+                        load_engine(settings, blueprint, store, longest=1, verbose=out.verbose)
+                    )
+                    writer = engine.writer()
                     progress.update(0, label="computing")
                     if scene is not None:
                         scene.computing()

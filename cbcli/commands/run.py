@@ -26,7 +26,7 @@ from cbcli.lines.reader import ByteStream, LineReader
 from cbcli.lines.runner import Answer, Asks, LineRunner, runner_on
 from cbcli.output import Output
 from cbcli.progress import Progress
-from cbcli.session import model_folder, open_blueprint
+from cbcli.session import check_engine, model_folder, open_blueprint
 from cbcli.settings import Settings, load_settings
 from cbcli.traces import check_folder
 from cbcli.units import count_text, duration_text
@@ -92,6 +92,8 @@ def run(
     remote: flags.Remote = None,
     remote_timeout: flags.RemoteTimeout = None,
     memory_limit: flags.MemoryLimit = None,
+    engine: flags.Engine = None,
+    vllm: flags.VLLM = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
     kv_dtype: flags.KVDType = None,
@@ -149,6 +151,8 @@ def run(
             "remote": remote,
             "remote_timeout": remote_timeout,
             "memory_limit": memory_limit,
+            "engine": engine,
+            "vllm": vllm,
             "device": device,
             "dtype": dtype,
             "kv_dtype": kv_dtype,
@@ -156,12 +160,13 @@ def run(
             "offline": offline,
         }
     )
+    check_engine(settings, "devices")
     if settings.policy == "explicit":
         raise UsageError("policy explicit takes the positions of one prompt", "use it with `ask`")
     if trace_dir is not None:
         check_folder(trace_dir)
     asks = Asks(compare, trace_dir)
-    places = settings.devices if device is None else ()
+    places = settings.devices if device is None and settings.engine == "torch" else ()
     tally = _Tally(time.monotonic())
     with ExitStack() as stack:
         stream, total = _open(stack, file, output)

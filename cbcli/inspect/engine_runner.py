@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cache_store.errors import CacheblendError
@@ -23,7 +24,7 @@ from cbcli.traces import Tracing
 from engine.trace.record import Trace
 
 if TYPE_CHECKING:
-    from engine.api import Engine
+    from engine.base import BaseEngine
 
 
 class EngineRunner:
@@ -32,7 +33,7 @@ class EngineRunner:
     def __init__(self, flags: dict[str, object]) -> None:
         self._flags = flags
         self._store: ChunkStore | None = None
-        self._engine: Engine | None = None
+        self._engine: BaseEngine | None = None
         self._context = ""
 
     def _settings(self, wish: Wish | None = None) -> Settings:
@@ -111,11 +112,13 @@ class EngineRunner:
         tracing.save(result.trace, say)
         return result.trace
 
-    def _load(self, settings: Settings, store: ChunkStore, say: Callable[[str], None]) -> Engine:
+    def _load(
+        self, settings: Settings, store: ChunkStore, say: Callable[[str], None]
+    ) -> BaseEngine:
         """The engine; another context takes another one."""
         if self._engine is None or self._context != settings.context:
             say("loading the model")
             blueprint = open_blueprint(settings, Output(quiet=True))
-            self._engine = load_engine(settings, blueprint, store)
+            self._engine = load_engine(replace(settings, engine="torch"), blueprint, store)
             self._context = settings.context
         return self._engine

@@ -25,6 +25,7 @@ from cbcli.present import remember
 from cbcli.session import (
     audit_of,
     blend_options,
+    check_ratio,
     load_engine,
     open_blueprint,
     open_store,
@@ -35,7 +36,7 @@ from cbcli.settings import Origin, Settings
 from cbcli.traces import level, save_in
 
 if TYPE_CHECKING:
-    from engine.api import Engine
+    from engine.base import BaseEngine
     from engine.blueprint import Blueprint
     from engine.results import AskResult
     from engine.template import PromptTemplate
@@ -111,7 +112,7 @@ class LineRunner:
         self._settings, self._out, self._asks = settings, out, asks or Asks()
         self._stack = ExitStack()
         self._session: _Session | None = None
-        self._engine: Engine | None = None
+        self._engine: BaseEngine | None = None
         self._opened_s = 0.0
         self._template = lru_cache(TEMPLATES)(self._load_template)
 
@@ -170,9 +171,13 @@ class LineRunner:
             return error
         return None
 
-    def _load(self, session: _Session) -> Engine:
+    def _load(self, session: _Session) -> BaseEngine:
         if self._engine is None:
-            self._engine = load_engine(self._settings, session.blueprint, session.store)
+            self._engine = self._stack.enter_context(
+                load_engine(
+                    self._settings, session.blueprint, session.store, verbose=self._out.verbose
+                )
+            )
         return self._engine
 
     def _of(self, line: PromptLine) -> Settings:
@@ -193,10 +198,11 @@ class LineRunner:
         self._stack.close()
 
     def _ask(
-        self, session: _Session, engine: Engine, settings: Settings, line: PromptLine
+        self, session: _Session, engine: BaseEngine, settings: Settings, line: PromptLine
     ) -> AskResult:
         from engine.prompt import lay_out
 
+        check_ratio(settings)
         began = time.perf_counter()
         chunks = _chunks(session.chooser, settings, line)
         chosen = time.perf_counter()

@@ -9,7 +9,7 @@ from cache_store.errors import CacheblendError
 from engine.codec import Codec
 from engine.model import Decoder
 from engine.options import BlendOptions
-from engine.prefill import Prefilled
+from engine.prefill import PrefillRun
 from engine.prompt import Prompt
 from engine.sources import KVStore
 from engine.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class Recorder:
             self.full_kv = FullKV(measured_layers(model.config.layers, layers))
 
     def __call__(
-        self, prompt: Prompt, options: BlendOptions, run: Prefilled, happened: Happened
+        self, prompt: Prompt, options: BlendOptions, run: PrefillRun, happened: Happened
     ) -> tuple[Trace | None, tuple[str, ...]]:
         """The trace, but for its result, and what the caller should be told."""
         notes: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Recorder:
             return None, (*notes, f"the run was not recorded: {type(error).__name__}: {error}")
         return made, notes
 
-    def _measured(self, prompt: Prompt, run: Prefilled, happened: Happened) -> Happened:
+    def _measured(self, prompt: Prompt, run: PrefillRun, happened: Happened) -> Happened:
         """With how far the stored KV that was used is from full prefill's."""
         full, store = self.full_kv, self.store
         if full is None or store is None or not any(source.cached for source in run.used):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cache_store.keys import chunk_id
 from engine import bound
-from engine.prefill import Prefilled
+from engine.prefill import PrefillRun
 from engine.trace.record import (
     AnswerToken,
     Deviations,
@@ -60,7 +60,7 @@ def make_trace(
     tokenizer: Tokenizer,
     prompt: Prompt,
     options: BlendOptions,
-    run: Prefilled,
+    run: PrefillRun,
     happened: Happened,
     *,
     level: Level,
@@ -118,7 +118,7 @@ def phases_before(timing: Timing) -> tuple[Phase, ...]:
 
 
 def computed_layers(
-    run: Prefilled, stages: Sequence[Stage], layers: int, everything: bool
+    run: PrefillRun, stages: Sequence[Stage], layers: int, everything: bool
 ) -> npt.NDArray[np.int16]:
     """In how many layers each token was computed, int16 [N]."""
     count = sum(len(source.segment.token_ids) for source in run.used)
@@ -163,7 +163,7 @@ def _names(name: str, pieces: Sequence[bytes]) -> bool:
     return chunk_id(b"".join(pieces).decode("utf-8", "replace")) == name
 
 
-def _phases(run: Prefilled, happened: Happened) -> tuple[Phase, ...]:
+def _phases(run: PrefillRun, happened: Happened) -> tuple[Phase, ...]:
     watch, began = run.watch, run.began
     first = watch.starts[0]
     read = watch.reads.get(0, first)

@@ -18,6 +18,7 @@ from vllm.version import __version__ as VLLM_VERSION
 
 from engine.model import DTYPES
 from engine.rope import Rope
+from engine.sources import KVStore
 from engine.vllm.checks import WORKER, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
@@ -72,6 +73,13 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def runs(self) -> list[BlendRun]:
         """The last blends of this worker."""
         return list(self.steps.runs)
+
+    def use(self, store: KVStore) -> None:
+        """Blends from another store from now on, which the caller closes; in its own process."""
+        if self.scheduler is not None:
+            self.scheduler.store = store
+        if isinstance(self.steps.worker, BlendWorker):
+            self.steps.worker.store = store
 
     # The workers' side.
 

@@ -26,7 +26,7 @@ PARAMETER = "cacheblend"
 
 OPTIONS = (
     *("mode", "policy", "ratio", "threshold", "check_layers", "min_tokens", "strict_context"),
-    *("transfer", "seed"),
+    *("transfer", "seed", "loader"),
 )
 WISHES = (*OPTIONS, "indices", "save", "trace", "question_tokens")
 """What a request may say besides its chunks."""

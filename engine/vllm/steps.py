@@ -13,6 +13,7 @@ from engine.vllm.metrics import Tally
 from engine.vllm.plan import BlendPlan, SavePlan, StepPlan
 from engine.vllm.summary import RunSummary, Seconds, segments_of
 from engine.vllm.text import one_line
+from engine.vllm.tracing import RunListener
 from engine.vllm.worker import BlendRun
 
 PATIENCE = 30.0
@@ -49,6 +50,7 @@ class StepRunner:
     ) -> None:
         self.worker, self.block_size = worker, block_size
         self.runs: deque[BlendRun] = deque(maxlen=KEPT)
+        self.listeners: list[RunListener] = []
         self.tally = Tally()
         self._warn, self._clock = warn, clock
         self._resting_until = 0.0
@@ -86,8 +88,12 @@ class StepRunner:
         try:
             run = self.worker.blend(plan)
             self.runs.append(run)
+            for listener in self.listeners:
+                listener.ran(run)
             return summary_of(run)
         except Exception as error:
+            for listener in self.listeners:
+                listener.failed(plan, error)
             why = f"{type(error).__name__}: {one_line(error)}"
             self._warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
         # Done here and now, for vLLM may have begun to schedule what comes after it.

@@ -1,0 +1,125 @@
+"""A run and its answer, as one result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cache_store.misses import MissReason
+from engine.generate import Generated
+from engine.options import BlendOptions
+from engine.prefill import PrefillRun
+from engine.prompt import Prompt
+from engine.results import (
+    AskResult,
+    Audited,
+    Comparison,
+    FirstToken,
+    KVRecord,
+    ModelInfo,
+    PromptRecord,
+    Recomputed,
+    SegmentRecord,
+    Timing,
+)
+from engine.sources import Source
+from engine.trace.record import Trace
+
+TOP_LOGPROBS = 10
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What there is of an answered prompt besides its run and answer. reasons: one a segment, of a
+    miss; load_s, total_s: seconds that loading the model and all of it took."""
+
+    reasons: Sequence[MissReason | None]
+    compare: Comparison | None
+    audit: Audited | None
+    notes: tuple[str, ...]
+    trace: Trace | None
+    load_s: float
+    total_s: float
+
+
+def answered(
+    engine: str,
+    info: ModelInfo,
+    prompt: Prompt,
+    options: BlendOptions,
+    run: PrefillRun,
+    answer: Generated,
+    beside: Beside,
+) -> AskResult:
+    """The result, its trace completed. engine: its name."""
+    blending, watch = options.mode == "blend", run.watch
+    result = AskResult(
+        answer=answer.text,
+        finish_reason=answer.finish_reason,
+        output_token_ids=answer.token_ids,
+        model=info,
+        mode=options.mode,
+        policy=options.policy,
+        ratios=tuple(float(ratio) for ratio in options.ratios) if blending else (),
+        threshold=None if options.threshold is None else float(options.threshold),
+        transfer=options.transfers,
+        check_layers=options.check_layers if blending else (),
+        skipped_blend=run.skipped,
+        prompt=_prompt_record(prompt, run.used, beside.reasons),
+        recomputed=Recomputed(
+            len(run.selected),
+            len(run.selected) / run.cached_tokens if run.cached_tokens else 0.0,
+            run.per_layer,
+        ),
+        first_token=_first_token(run.logits[0], answer),
+        timing=Timing(
+            load_model_s=beside.load_s,
+            tokenize_s=0.0,
+            retrieve_s=0.0,
+            ttft_s=run.ttft_s,
+            kv_load_s=watch.load.seconds,
+            kv_stall_s=watch.stall.seconds,
+            rotate_s=watch.rotate.seconds,
+            score_s=watch.score.seconds,
+            recompute_s=watch.recompute.seconds,
+            decode_s=answer.seconds,
+            total_s=beside.total_s,
+            layers=tuple(watch.layers),
+        ),
+        kv=KVRecord.of(run.tiers),
+        compare=beside.compare,
+        audit=beside.audit,
+        selected=run.selected,
+        notes=beside.notes,
+        trace=beside.trace,
+        engine=engine,
+    )
+    return result.timed(result.timing)
+
+
+def _prompt_record(
+    prompt: Prompt, sources: Sequence[Source], reasons: Sequence[MissReason | None]
+) -> PromptRecord:
+    return PromptRecord(
+        prompt.token_ids,
+        tuple(
+            SegmentRecord(
+                s.segment.kind,
+                s.segment.chunk_id,
+                s.segment.source,
+                s.segment.start,
+                s.segment.end,
+                s.status,
+                reason if s.status == "miss" else None,
+            )
+            for s, reason in zip(sources, reasons, strict=True)
+        ),
+    )
+
+
+def _first_token(logits: torch.Tensor, answer: Generated) -> FirstToken:
+    values, ids = logits.log_softmax(-1).topk(min(TOP_LOGPROBS, len(logits)))
+    pairs = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return FirstToken(answer.first_id, pairs)
