@@ -189,7 +189,7 @@ class _Uncounted:
 
 
 class _Counters:
-    def add(self, name: str, count: int = 1) -> None:
+    def add(self, name: str, number: int = 1) -> None:
         return
 
 
