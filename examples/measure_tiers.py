@@ -75,7 +75,7 @@ def main() -> None:
 def _ask(
     engine: Engine, store: TieredStore, chunks: list[PromptChunk], mode: str = "blend"
 ) -> AskResult:
-    engine.store = engine.prefill.store = store
+    engine.store = engine.prefiller.store = store
     return engine.ask(
         QUESTION,
         chunks[::-1],

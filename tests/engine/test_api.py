@@ -150,12 +150,12 @@ def test_json_is_schema_1(engine: Engine) -> None:
     )
     raw = json.loads(json.dumps(result.to_json()))
     assert list(raw) == [
-        "schema", "answer", "finish_reason", "output_token_ids", "model", "mode", "policy",
+        "schema", "engine", "answer", "finish_reason", "output_token_ids", "model", "mode", "policy",
         "ratios", "threshold", "transfer", "check_layers", "skipped_blend", "prompt", "recomputed",
         "first_token",
         "timing", "kv", "compare", "audit",
     ]  # fmt: skip
-    assert raw["schema"] == 1
+    assert (raw["schema"], raw["engine"]) == (1, "torch")
     assert set(raw["model"]) == {"name", "fingerprint", "dtype", "kv_dtype", "device"}
     assert set(raw["timing"]) == {
         "load_model_s", "tokenize_s", "retrieve_s", "ttft_s", "kv_load_s", "kv_stall_s",
