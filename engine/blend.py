@@ -291,7 +291,8 @@ class _Blend:
         self.watch.between()
         with self.watch.score:
             hits = torch.tensor(self.hits, device=self.model.device)
-            return Reading(reader.looked(hits), kept)
+            looks = self.policy.joined(reader.looked(hits), self.model.ranks)
+            return Reading(looks, kept)
 
     def _outputs_of_cached(self, layer: int, normed: torch.Tensor, fresh: LayerKV) -> torch.Tensor:
         """Attention's output of the tokens still chosen over stored KV, which the KV cache holds;
@@ -329,7 +330,7 @@ class _Blend:
         if self.reading is not None:
             asked = self.reading.question  # [layers, hits]
             question = asked if len(rows) == asked.shape[1] else asked[:, rows]
-        return Candidates(positions, offsets[rows], question=question)
+        return Candidates(positions, offsets[rows], question=question, ranks=self.model.ranks)
 
     def _narrow(
         self,
@@ -367,7 +368,8 @@ class _Blend:
         if self.threshold is not None:
             count = covering(scores, self.threshold)
         self.scores.append((layer, candidates.positions.cpu(), scores.float().cpu()))
-        kept: list[int] = select(scores, count).tolist()
+        chosen = self.model.ranks.chosen(select(scores, count), len(scores))
+        kept: list[int] = chosen.tolist()
         self.counts.append(len(kept))
         return kept
 

@@ -84,6 +84,18 @@ class Codec:
         )
         return out
 
+    def decode_heads(
+        self, part: memoryview, is_v: bool, tokens: int, heads: slice, out: torch.Tensor
+    ) -> torch.Tensor:
+        """As `decode`, of some of the heads: [tokens, heads, head_dim]."""
+        if self.stored in DTYPES:
+            whole = self.view(part, tokens)
+        else:
+            size = tokens * self.kv_heads * self.head_dim
+            whole = self.decode(part, is_v, tokens, torch.empty(size, dtype=self.computed))
+        own = whole[:, heads]
+        return out[: own.numel()].view(own.shape).copy_(own)
+
     def view(self, part: memoryview, tokens: int) -> torch.Tensor:
         """What is stored unquantised, in its own memory: [tokens, kv_heads, head_dim]."""
         values = torch.frombuffer(part, dtype=DTYPES[self.stored]) if tokens else torch.empty(0)

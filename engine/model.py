@@ -15,6 +15,7 @@ from engine.config import ModelConfig, load_config
 from engine.kernels import kernels_for
 from engine.kernels.protocol import Run
 from engine.kv_cache import KVCache
+from engine.ranks import ALONE, Ranks
 from engine.rope import Rope, Tables
 from engine.weights import Weights, load_weights
 
@@ -32,7 +33,10 @@ class Decoder:
 
     Hidden states are [T, hidden], one row a token, whichever positions those tokens have. Not
     thread-safe: intermediate results share memory. Call it under `torch.inference_mode`.
+    ranks: who else has heads of this model; `config` counts this one's.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.weights = weights

@@ -14,6 +14,7 @@ from engine.model import Decoder
 from engine.packed import forward_packed
 from engine.prompt import PromptChunk, Segment
 from engine.sources import KVStore
+from engine.timing import synchronize
 from engine.write_behind import WriteBehind
 
 OnStored = Callable[[PromptChunk, str], None]
@@ -29,7 +30,8 @@ class Batch:
     """Chunks that were computed together, in one length regime.
 
     kv: on the host, [layers, 2, tokens, kv_heads, head_dim], K before RoPE and V of all chunks, one
-    after the other. copied: when the device has brought it there.
+    after the other; where ranks share the model rank 0 has all heads, the others their own. copied:
+    when the device has brought it there.
     """
 
     chunks: tuple[PromptChunk, ...]
@@ -84,6 +86,9 @@ class Precomputer:
         if on_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(torch.cuda.current_stream(self.model.device))
+        if self.model.ranks.size > 1:
+            synchronize(self.model.device)
+            kv = self.model.ranks.whole(kv)
         return Batch(tuple(chunks), self.regime(longest), kv, copied)
 
     def batch_values(self, tokens: int) -> int:
@@ -126,6 +131,10 @@ class ChunkWriter:
         self.store, self.spec = store, spec
         self.prefix = tuple(context if prefix is None else prefix)
         self._precomputer = Precomputer(model, context)
+
+    @property
+    def model(self) -> Decoder:
+        return self._precomputer.model
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -207,7 +216,7 @@ class ChunkWriter:
 
     def _stored(self, batch: Batch, on_stored: OnStored, saved: bool) -> Iterator[None]:
         """Stores a batch, a chunk a step."""
-        for chunk, layers in batch.layers(Codec.of(self.spec, self._precomputer.model.dtype)):
+        for chunk, layers in batch.layers(Codec.of(self.spec, self.model.dtype)):
             key = self.store.put(
                 self.spec,
                 chunk.token_ids,
@@ -224,21 +233,35 @@ class ChunkWriter:
         """Stores the prefix and those of the chunks that are not there; counts the latter.
 
         saved: for a prompt, see `ChunkStore.put`. Raises StoreFullError."""
-        wanted = {chunk.token_ids: chunk for chunk in chunks if chunk.token_ids}
-        places = [self.place(ids) for ids in wanted]
-        if self.prefix:
-            alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
-            places.insert(0, alone.place(self.prefix))
-        self.store.bring(places)
-        missing = {
-            ids: PromptChunk(ids, chunk.chunk_id)
-            for ids, chunk in wanted.items()
-            if self.held(ids) is None
-        }
+        _, missing = self.missing(chunks)
         if missing:
             self.write_prefix(saved=saved)
-            self.write_all(missing.values(), lambda chunk, key: None, saved=saved)
+            self.write_all(missing, lambda chunk, key: None, saved=saved)
         return len(missing)
+
+    def missing(self, chunks: Iterable[PromptChunk | Segment]) -> tuple[bool, list[PromptChunk]]:
+        """Whether the prefix is not there, and which of the chunks; each counts once."""
+        wanted = {chunk.token_ids: chunk for chunk in chunks if chunk.token_ids}
+        places = [self.place(ids) for ids in wanted]
+        alone = ChunkWriter(self.model, self.store, self.spec, ())
+        if self.prefix:
+            places.insert(0, alone.place(self.prefix))
+        self.store.bring(places)
+        missing = [
+            PromptChunk(ids, chunk.chunk_id)
+            for ids, chunk in wanted.items()
+            if self.held(ids) is None
+        ]
+        return bool(self.prefix) and alone.held(self.prefix) is None, missing
+
+    def compute(self, chunks: Sequence[PromptChunk]) -> Batch:
+        """One of the `batches`, computed."""
+        return self._precomputer.batch(chunks)
+
+    def keep(self, batch: Batch, *, saved: bool = False) -> None:
+        """Stores what `compute` gave. Raises StoreFullError."""
+        for _ in self._stored(batch, lambda chunk, key: None, saved):
+            pass
 
     def write_prefix(self, *, saved: bool = False) -> str:
         """Stores the prefix's own KV, itself behind nothing, unless it is there.
@@ -247,5 +270,5 @@ class ChunkWriter:
         """
         if not self.prefix:
             return ""
-        alone = ChunkWriter(self._precomputer.model, self.store, self.spec, ())
+        alone = ChunkWriter(self.model, self.store, self.spec, ())
         return alone.held(self.prefix) or alone.write(self.prefix, saved=saved)

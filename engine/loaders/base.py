@@ -66,6 +66,10 @@ class LayerLoader(ABC):
     may be loaded at once, None for all; on CUDA that is device memory, elsewhere mapped files are
     used in place, unless they are stored in another type. Raises DamagedSource from the
     constructor, `start` and `layer`.
+
+    Where ranks share the model, each takes its own heads out of the entries, and none may stop
+    while the others wait for it: what goes wrong after the constructor is kept in `troubles`, and
+    zeros stand for what is missing.
     """
 
     name: ClassVar[str]
@@ -80,6 +84,8 @@ class LayerLoader(ABC):
         codec: Codec,
     ) -> None:
         c = model.config
+        self._share = model.ranks.share
+        self.troubles: list[Exception] = []
         self._watch, self._layers, self._codec = watch, c.layers, codec
         self._room = min(self.space or c.layers, c.layers)
         self._exact_before = 0
@@ -184,10 +190,18 @@ class LayerLoader(ABC):
                 break
             try:
                 parts = entry.reader.layer(index)
+                values = self._values_of(index, parts, entry.end - entry.start, tensors)
             except (IntegrityError, NotFoundError, LostEntry) as error:
-                raise DamagedSource(entry.key, error) from error
-            sizes[entry.reader.tier] += sum(part.nbytes for part in parts)
-            tensors += self._values_of(index, parts, entry.end - entry.start, tensors)
+                if self._share is None:
+                    raise DamagedSource(entry.key, error) from error
+                values = self._missing(entry, DamagedSource(entry.key, error))
+            except Exception as error:
+                if self._share is None:
+                    raise
+                values = self._missing(entry, error.with_traceback(None))  # which holds the entry
+            else:
+                sizes[entry.reader.tier] += sum(part.nbytes for part in parts)
+            tensors += values
         self._bytes[index] = sizes
         tensors = self._staging.bring(index, tensors)
         self._load_s[index] = time.perf_counter() - began
@@ -204,15 +218,30 @@ class LayerLoader(ABC):
     ) -> list[torch.Tensor]:
         """K and V of an entry: where they are, or else decoded behind those `before` them into
         memory that the layers with space to be loaded take in turn."""
-        if self._codec.plain:
+        if self._codec.plain and self._share is None:
             return [self._codec.view(part, tokens) for part in parts]
         memory = self._decoded.get(index % self._room)
         if memory is None:
             memory = torch.empty(self._values, dtype=self._codec.computed)
             self._decoded[index % self._room] = memory
         at = sum(tensor.numel() for tensor in before)
-        k = self._codec.decode(parts[0], False, tokens, memory[at:])
-        return [k, self._codec.decode(parts[1], True, tokens, memory[at + k.numel() :])]
+        found = []
+        for part, is_v in zip(parts, (False, True), strict=True):
+            if self._share is None:
+                values = self._codec.decode(part, is_v, tokens, memory[at:])
+            else:
+                own = self._share.slice()
+                values = self._codec.decode_heads(part, is_v, tokens, own, memory[at:])
+            found.append(values)
+            at += values.numel()
+        return found
+
+    def _missing(self, entry: _Entry, trouble: Exception) -> list[torch.Tensor]:
+        """What stands for KV that can't be had, where other ranks count on this one."""
+        assert self._share is not None
+        self.troubles.append(trouble)
+        shape = (entry.end - entry.start, self._share.count, self._codec.head_dim)
+        return [torch.zeros(shape, dtype=self._codec.computed)] * 2
 
     def _needed(self, index: int) -> Iterator[_Entry]:
         return (e for e in self._entries if e.exact or index >= self._exact_before)

@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 
 import torch
 
+from engine.ranks import ALONE, Ranks
+
 Signal = Literal["deviation", "output", "question"]
 """What a score is made from, besides where a token stands.
 
@@ -39,8 +41,9 @@ class Candidates:
     """The tokens to choose from at one layer, in order of position.
 
     positions: in the prompt, int64 [T]; offsets: in the token's own chunk, int64 [T]; question: a
-    row of `Policy.looks` for each of its question layers, float32 [layers, T]. The rest is None
-    where the policy doesn't need it.
+    row of `Policy.looks` for each of its question layers, of all heads, float32 [layers, T]. The
+    rest is of this rank's heads, and None where the policy doesn't need it; ranks: who has the
+    others.
     """
 
     positions: torch.Tensor
@@ -49,6 +52,7 @@ class Candidates:
     cached: LayerKV | None = None
     outputs: Outputs | None = None
     question: torch.Tensor | None = None
+    ranks: Ranks = ALONE
 
 
 class Policy(ABC):
@@ -87,9 +91,13 @@ class Policy(ABC):
         [kv_heads, N]."""
         return mass.sum(0)
 
+    def joined(self, looks: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """What `looks` gave each rank for its own heads, float32 [layers, N], as of all heads."""
+        return ranks.summed(looks)
+
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor:
-        """float32 [T]; higher is more worth recomputing."""
+        """float32 [T], of all heads on every rank; higher is more worth recomputing."""
 
     def count(self, candidates: Candidates, budget: int) -> int:
         """How many candidates to choose, given what the ratio allows."""

@@ -39,7 +39,7 @@ class ValueDeviation(_Deviation):
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
-        return squared_distance(fresh.v, cached.v)
+        return candidates.ranks.kv_summed(squared_distance(fresh.v, cached.v))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KeyDeviation(_Deviation):
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
-        return squared_distance(fresh.k, cached.k)
+        return candidates.ranks.kv_summed(squared_distance(fresh.k, cached.k))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class KeyValueDeviation(_Deviation):
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         fresh, cached = _pair(candidates)
-        return squared_distance(fresh.k, cached.k) + squared_distance(fresh.v, cached.v)
+        apart = squared_distance(fresh.k, cached.k) + squared_distance(fresh.v, cached.v)
+        return candidates.ranks.kv_summed(apart)
 
     def compared(self, kv_width: int, width: int) -> int:
         return 2 * kv_width
@@ -82,7 +83,8 @@ class OutputDeviation(Policy):
     def score(self, candidates: Candidates) -> torch.Tensor:
         if candidates.outputs is None:
             raise ValueError("policy attention needs attention's outputs")
-        return squared_distance(candidates.outputs.fresh, candidates.outputs.cached)
+        outputs = candidates.outputs
+        return candidates.ranks.summed(squared_distance(outputs.fresh, outputs.cached))
 
     def compared(self, kv_width: int, width: int) -> int:
         return width

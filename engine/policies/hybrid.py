@@ -9,6 +9,7 @@ import torch
 from cache_store.errors import UsageError
 from engine.policies.base import Candidates, Policy, Signal
 from engine.policies.params import brief, positive
+from engine.ranks import Ranks
 
 DEFAULT = {"question": "3", "value": "1"}
 
@@ -44,8 +45,14 @@ class Hybrid(Policy):
         return next((span for span in asked if len(span)), range(0))
 
     def looks(self, mass: torch.Tensor, value_norms: torch.Tensor) -> torch.Tensor:
-        asks = next(policy for policy, _ in self.parts if "question" in policy.needs)
-        return asks.looks(mass, value_norms)
+        return self._asking.looks(mass, value_norms)
+
+    def joined(self, looks: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        return self._asking.joined(looks, ranks)
+
+    @property
+    def _asking(self) -> Policy:
+        return next(policy for policy, _ in self.parts if "question" in policy.needs)
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         # Its n-th best token is picked by a policy of share s at the time n/s: the earliest counts.

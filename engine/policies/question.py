@@ -14,6 +14,7 @@ import torch
 from cache_store.errors import UsageError
 from engine.policies.base import Candidates, Policy, Signal
 from engine.policies.params import layer_span, one_of
+from engine.ranks import Ranks
 
 Heads = Literal["sum", "max"]
 Weight = Literal["value", "none"]
@@ -60,6 +61,9 @@ class Question(Policy):
         if self.weight == "value":
             mass.view(len(value_norms), -1, mass.shape[1]).mul_(value_norms[:, None])
         return mass.sum(0) if self.heads == "sum" else mass.amax(0)
+
+    def joined(self, looks: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        return ranks.summed(looks) if self.heads == "sum" else ranks.largest(looks)
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         looks = candidates.question  # [layers, T]

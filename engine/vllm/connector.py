@@ -13,10 +13,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.version import __version__ as VLLM_VERSION
 
 from engine.model import DTYPES
+from engine.ranks import ALONE, Ranks
 from engine.rope import Rope
 from engine.sources import KVStore
 from engine.vllm.checks import WORKER, check_config, check_layers, said
@@ -26,6 +28,7 @@ from engine.vllm.metrics import Tally
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
 from engine.vllm.prometheus import BlendPromMetrics, BlendStats
+from engine.vllm.ranks import GroupRanks
 from engine.vllm.scheduler import BlendScheduler
 from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
@@ -88,9 +91,11 @@ class CacheBlendConnector(KVConnectorBase_V1):
         with said():
             check_layers(attention, self.blueprint.config.layers)
         embed = next(model.parameters())
-        decoder = VllmDecoder(
-            self.blueprint.config, model, embed.device, DTYPES[self.blueprint.dtype]
-        )
+        config, group = self.blueprint.config, get_tp_group()
+        ranks: Ranks = ALONE
+        if group.world_size > 1:
+            ranks = GroupRanks(group.device_group, group.cpu_group, config.kv_heads)
+        decoder = VllmDecoder(config, model, embed.device, DTYPES[self.blueprint.dtype], ranks)
         paged = PagedKV(attention, self.block_size, embed.device)
         self.steps.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
 

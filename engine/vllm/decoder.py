@@ -9,6 +9,7 @@ import torch
 from cache_store.errors import UsageError
 from engine.config import ModelConfig
 from engine.model import Decoder
+from engine.ranks import ALONE, Ranks
 
 _PARTS = (
     "input_layernorm.weight",
@@ -30,10 +31,16 @@ class VllmDecoder(Decoder):
     """
 
     def __init__(
-        self, config: ModelConfig, model: torch.nn.Module, device: torch.device, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        model: torch.nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks = ALONE,
     ) -> None:
         """config: of the whole model. model: as vLLM loaded it. Raises UsageError for a model whose
         layers don't have the parts that are needed here."""
+        self.ranks = ranks
         self._body: Any = getattr(model, "model", None)
         self._model: Any = model
         self._layers: Sequence[Any] = list(getattr(self._body, "layers", ()))

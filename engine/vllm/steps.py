@@ -29,6 +29,8 @@ class Worker(Protocol):
 
     def save(self, plan: SavePlan) -> int: ...
 
+    def agreed(self, yes: bool) -> bool: ...
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -73,7 +75,7 @@ class StepRunner:
     def save(self, plan: StepPlan) -> None:
         """To be called when the forward is done."""
         for wanted in plan.saves:
-            if self.worker is None or self._clock() < self._resting_until:
+            if self.worker is None or self.worker.agreed(self._clock() < self._resting_until):
                 return
             try:
                 self.tally.add("saved_chunks", self.worker.save(wanted))

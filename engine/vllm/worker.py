@@ -1,21 +1,27 @@
 """One vLLM worker's part: blends into its blocks, and stores chunks that were missing."""
 
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from cache_store.keys import KVSpec
 from engine.blend import Blended, Ending, blend
 from engine.codec import Codec
-from engine.loaders import DamagedSource, make_loader
+from engine.kv_cache import KVCache
+from engine.loaders import DamagedSource, LayerLoader, make_loader
 from engine.model import Decoder
 from engine.precompute import ChunkWriter
 from engine.prompt import PromptChunk
 from engine.sources import KVStore, Source
 from engine.timing import Stopwatch, synchronize
+from engine.vllm.lockstep import LostSources, together
 from engine.vllm.paged import PagedKV
 from engine.vllm.plan import BlendPlan, SavePlan
+from engine.vllm.saving import save_missing
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,21 @@ class BlendWorker:
     def blend(self, plan: BlendPlan) -> BlendRun:
         """Brings a request's KV, up to its last chunk's end, into its blocks.
 
-        An entry that turns out damaged or gone is dropped and computed instead.
+        An entry that turns out damaged or gone, on any rank, is dropped and computed instead.
+        Whatever else goes wrong is raised on all ranks.
         """
         sources = plan.sources
         while True:
             try:
                 return self._blend_once(plan, sources)
             except DamagedSource as error:
-                if not error.lost:
-                    self.store.discard(error.key)
-                sources = tuple(_without(source, error.key) for source in sources)
+                lost = {error.key: error.lost}
+            except LostSources as error:
+                lost = error.entries
+            together(self.model.ranks, lambda: None)  # none holds them any more
+            together(self.model.ranks, partial(self._discard, lost))
+            for key in lost:
+                sources = tuple(_without(source, key) for source in sources)
 
     def _blend_once(self, plan: BlendPlan, sources: tuple[Source, ...]) -> BlendRun:
         began, watch = time.perf_counter(), Stopwatch()
@@ -60,35 +71,50 @@ class BlendWorker:
         ids, suffix = prompt.token_ids, len(prompt.segments[-1].token_ids)
         question = suffix if request.question_tokens is None else request.question_tokens
         capacity = end + question
-        cache, tables = model.new_cache(capacity), model.rope.tables(len(ids), capacity)
-        slots = self.paged.slots(plan.block_ids, plan.held, end)
-
-        def write(layer: int) -> None:
-            if len(slots):
-                self.paged.write(layer, cache, plan.held, slots)
-
+        tables = model.rope.tables(len(ids), capacity)
         keys = [s.match.key for s in sources if s.match is not None]
-        with (
-            self.store.pinned(keys),
-            make_loader(
-                *(request.options.loader, model, self.store, sources, watch, self._codec)
-            ) as loader,
-        ):
-            blended = blend(
-                *(model, ids[:capacity], sources, loader, request.options, cache, tables, watch),
-                Ending(question, write),
-            )
+        with ExitStack() as stack:
+
+            def prepare() -> tuple[LayerLoader, KVCache, torch.Tensor]:
+                stack.enter_context(self.store.pinned(keys))
+                name = request.options.loader
+                loader = make_loader(name, model, self.store, sources, watch, self._codec)
+                slots = self.paged.slots(plan.block_ids, plan.held, end)
+                return stack.enter_context(loader), model.new_cache(capacity), slots
+
+            loader, cache, slots = together(model.ranks, prepare)
+
+            def write(layer: int) -> None:
+                if len(slots):
+                    self.paged.write(layer, cache, plan.held, slots)
+
+            def compute() -> Blended:
+                return blend(
+                    *(model, ids[:capacity], sources, loader, request.options),
+                    *(cache, tables, watch, Ending(question, write)),
+                )
+
+            blended = together(model.ranks, compute, loader.troubles)
             loaded, tiers = loader.bytes_loaded, loader.tiers
         synchronize(model.device)
         seconds = time.perf_counter() - began
         return BlendRun(plan, sources, blended, watch, loaded, dict(tiers), seconds)
 
+    def _discard(self, lost: Mapping[str, bool]) -> None:
+        """Drops entries from the store, unless a remote only didn't give them."""
+        for key, remote in lost.items():
+            if not remote and self.model.ranks.leads:
+                self.store.discard(key)
+
     def save(self, plan: SavePlan) -> int:
         """Computes and stores chunks that are not there yet; counts them."""
         context = plan.prefix if plan.context is None else plan.context
         writer = ChunkWriter(self.model, self.store, self.spec, context, plan.prefix)
-        chunks = [PromptChunk(ids, chunk_id) for ids, chunk_id in plan.chunks]
-        return writer.write_missing(chunks, saved=True)
+        return save_missing(writer, [PromptChunk(ids, chunk_id) for ids, chunk_id in plan.chunks])
+
+    def agreed(self, yes: bool) -> bool:
+        """What rank 0 says, whatever the others do."""
+        return bool(self.model.ranks.exchanged("yes" if yes else "")[0])
 
 
 def _without(source: Source, key: str) -> Source:

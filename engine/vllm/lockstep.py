@@ -1,0 +1,78 @@
+"""What goes wrong on one rank goes wrong on all of them, at the same place.
+
+A rank that left a blend while the others compute would leave them waiting for ever. So what can go
+wrong on one alone, reading stored KV above all, is kept until all ranks meet.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from cache_store.errors import CacheblendError
+from engine.loaders import DamagedSource
+from engine.ranks import Ranks
+
+T = TypeVar("T")
+
+PATIENCE = 60.0  # seconds that a rank in trouble waits for the others
+
+_log = logging.getLogger("vllm.cacheblend")
+
+
+class LostSources(Exception):
+    """Entries that turned out unusable on one rank or more. entries: their keys; True: no more than
+    that a remote didn't give it."""
+
+    def __init__(self, entries: dict[str, bool]) -> None:
+        super().__init__(f"{len(entries)} entries are lost")
+        self.entries = entries
+
+
+class RankFailed(CacheblendError):
+    """Something else went wrong, on this rank or another."""
+
+
+class OutOfStep(SystemExit):
+    """The other ranks wait for this one elsewhere, and nothing but its end ends that: vLLM stops
+    when a worker does."""
+
+
+def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
+    """Where several ranks meet. Returns if none has trouble; otherwise raises LostSources or
+    RankFailed on all of them."""
+    said = json.dumps([_said(trouble) for trouble in troubles]) if troubles else ""
+    try:
+        heard = ranks.exchanged(said, PATIENCE if troubles else None)
+    except TimeoutError as error:
+        _log.critical("%s; this worker ends", error, exc_info=troubles[0])
+        raise OutOfStep(1) from error
+    lost: dict[str, bool] = {}
+    for rank, words in enumerate(heard):
+        for key, remote, message in json.loads(words or "[]"):
+            if key is None:
+                cause = troubles[0] if troubles else None
+                raise RankFailed(f"tensor-parallel rank {rank}: {message}") from cause
+            lost[key] = lost.get(key, True) and remote
+    if lost:
+        raise LostSources(lost)
+
+
+def together(ranks: Ranks, action: Callable[[], T], kept: Sequence[Exception] = ()) -> T:
+    """Does something that can go wrong on one rank, and meets the others. kept: troubles that are
+    known only afterwards. Raises as `agree`; a rank alone raises its own."""
+    if ranks.size == 1:
+        return action()
+    try:
+        result = action()
+    except Exception as error:
+        agree(ranks, [error])
+        raise
+    agree(ranks, kept)
+    return result
+
+
+def _said(trouble: Exception) -> tuple[str | None, bool, str]:
+    if isinstance(trouble, DamagedSource):
+        return trouble.key, trouble.lost, trouble.message
+    return None, False, str(trouble) or type(trouble).__name__
