@@ -4,12 +4,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.config import ModelConfig, load_config
-from engine.vllm.settings import ConnectorSettings
+from engine.vllm.settings import ConnectorSettings, model_folder
 
 _log = logging.getLogger("vllm.cacheblend")
 
@@ -219,7 +218,8 @@ def layer_of(layer: Any) -> Layer:
         backend=type(impl).__name__,
         head_dim=layer.head_size,
         scale=float(impl.scale),
-        takes_kv=hasattr(impl, "do_kv_cache_update"),
+        takes_kv=hasattr(impl, "do_kv_cache_update")
+        and not layer.attn_backend.forward_includes_kv_cache_update,
         decodes=bool(layer.attn_type == "decoder"),
         alibi=getattr(impl, "alibi_slopes", None) is not None,
         soft_cap=float(getattr(impl, "logits_soft_cap", None) or 0),
@@ -245,7 +245,8 @@ def check_config(vllm_config: Any, version: str, kv_cache: Any = None) -> None:
     weights."""
     given = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = ConnectorSettings.of(given)
-    model = load_config(Path(settings.model or vllm_config.model_config.model))
+    config = vllm_config.model_config
+    model = load_config(settings.model or model_folder(config.model, config.revision))
     found = refusal(
         facts_of(vllm_config, model, version, kv_cache), any_version=settings.any_version
     )

@@ -30,6 +30,7 @@ from engine.vllm.plan import StepPlan
 from engine.vllm.prometheus import BlendPromMetrics, BlendStats
 from engine.vllm.ranks import GroupRanks
 from engine.vllm.scheduler import BlendScheduler
+from engine.vllm.selftest import Prefiller, self_test
 from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
 from engine.vllm.steps import StepResult, StepRunner
@@ -65,6 +66,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self.store = open_store(self.settings)
         self.block_size = vllm_config.cache_config.block_size
         self.off: str | None = None
+        self.worker: BlendWorker | None = None
         self.scheduler: BlendScheduler | None = None
         self.steps = StepRunner(None, self.block_size, logger.warning)
         self._done = StepResult()
@@ -97,7 +99,16 @@ class CacheBlendConnector(KVConnectorBase_V1):
             ranks = GroupRanks(group.device_group, group.cpu_group, config.kv_heads)
         decoder = VllmDecoder(config, model, embed.device, DTYPES[self.blueprint.dtype], ranks)
         paged = PagedKV(attention, self.block_size, embed.device)
-        self.steps.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
+        self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
+        self.steps.worker = self.worker
+
+    def try_out(self, vllm: Prefiller) -> None:
+        """The self-test, once vLLM is warm; switches blending off where it fails."""
+        if self.worker is None or not self.settings.self_test:
+            return
+        verdict = self_test(self.worker, vllm)
+        self.off = verdict.off
+        logger.info("cacheblend: self-test: %s", verdict)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._done = self.steps.blend(self._plan)

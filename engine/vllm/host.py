@@ -9,6 +9,7 @@ from vllm.version import __version__ as VLLM_VERSION
 
 from engine.vllm.checks import check_config, said
 from engine.vllm.connector import CacheBlendConnector
+from engine.vllm.runner import WorkerPrefiller
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -31,3 +32,10 @@ class CacheBlendWorker(PlatformWorker):
             context = self.vllm_config.compilation_config.static_forward_context
             layers = {n: layer for n, layer in context.items() if isinstance(layer, Attention)}
             connector.attach(self.model_runner.get_model(), layers)
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+        if isinstance(connector, CacheBlendConnector) and connector.worker is not None:
+            connector.try_out(WorkerPrefiller(self, connector.worker.paged))
+        return times

@@ -18,6 +18,7 @@ class PagedKV:
     def __init__(self, attention: Mapping[str, Any], block_size: int, device: torch.device) -> None:
         """attention: vLLM's attention layers by name, in the model's order. Raises UsageError for a
         backend that doesn't write its cache apart from its forward."""
+        self.attention = attention
         self._layers = list(attention.values())
         self.block_size, self._device = block_size, device
         if any(not hasattr(layer.impl, "do_kv_cache_update") for layer in self._layers):
