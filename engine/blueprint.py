@@ -48,16 +48,18 @@ class Blueprint:
         template_date: str | None = None,
         memo: Path | None = None,
         context: str = "prefix",
+        quantised: bool = False,
     ) -> "Blueprint":
         """Reads a Hugging Face directory's small files.
 
         None takes the built-in system prompt, separator and date. memo: a file that keeps weight
         hashes between runs. kv_dtype: auto is what is computed in. context: see
-        `PromptTemplate.context`. Raises NotFoundError, UsageError (not supported, or no such
-        context), IntegrityError.
+        `PromptTemplate.context`. quantised: whether its weights may be, as vLLM takes them and the
+        torch engine doesn't. Raises NotFoundError, UsageError (not supported, or no such context),
+        IntegrityError.
         """
         path, kind = Path(model_dir), context_kind(context)
-        config = load_config(path)
+        config = load_config(path, quantised=quantised)
         tokenizer = Tokenizer.load(path)
         given = {"system": system, "separator": separator, "template_date": template_date}
         chosen = {key: value for key, value in given.items() if value is not None}

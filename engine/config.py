@@ -56,6 +56,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_QUANTISED = ("quantize_config.json", "quant_config.json")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer. Sizes are in elements, positions in tokens."""
@@ -88,6 +91,7 @@ class ModelConfig:
     embed_scale: float = 1.0
     centred_norms: bool = False  # a norm's weight is stored less 1
     four_norms: bool = False  # attention's and the MLP's output are normed too
+    quantisation: str | None = None  # how the weights are quantised, as the checkpoint says
 
     @property
     def context(self) -> int:
@@ -101,11 +105,12 @@ class ModelConfig:
         return self.max_positions
 
 
-def load_config(model_dir: Path) -> ModelConfig:
+def load_config(model_dir: Path, *, quantised: bool = False) -> ModelConfig:
     """Reads `config.json` (and `generation_config.json`, for the end-of-text ids).
 
-    Raises NotFoundError where there is no `config.json`, UsageError where the model is not one
-    that can be computed here.
+    quantised: whether quantised weights are all right, which only vLLM computes with. Raises
+    NotFoundError where there is no `config.json`, UsageError where the model is not one that can
+    be computed here.
     """
     path = model_dir / "config.json"
     raw = _read_json(path)
@@ -115,7 +120,10 @@ def load_config(model_dir: Path) -> ModelConfig:
             "give a directory in the Hugging Face layout, or a name from `cacheblend models ls`",
         )
     generation = _read_json(model_dir / "generation_config.json") or {}
-    return parse_config(raw, generation, where=str(path))
+    for name in _QUANTISED:  # where older tools say it
+        if not raw.get("quantization_config"):
+            raw["quantization_config"] = _read_json(model_dir / name)
+    return parse_config(raw, generation, where=str(path), quantised=quantised)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -131,7 +139,11 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def parse_config(
-    raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, where: str = "config.json"
+    raw: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    where: str = "config.json",
+    *,
+    quantised: bool = False,
 ) -> ModelConfig:
     """Checks a `config.json` mapping. Raises UsageError naming what is not supported."""
     names = raw.get("architectures") or []
@@ -142,9 +154,11 @@ def parse_config(
             f"{where}: architecture {name} is not supported",
             "supported: " + ", ".join(FAMILIES) + " (RoPE types: " + ", ".join(ROPE_TYPES) + ")",
         )
-    if raw.get("quantization_config"):
+    quantisation = raw.get("quantization_config") or None
+    if quantisation is not None and not quantised:
         raise UsageError(
-            f"{where}: quantised weights are not supported", "use the bf16, fp16 or fp32 weights"
+            f"{where}: the torch engine does not compute with quantised weights",
+            "use the bf16, fp16 or fp32 weights, or vLLM",
         )
     read = _Reader(raw, where)
     layers, heads = read.size("num_hidden_layers"), read.size("num_attention_heads")
@@ -197,6 +211,7 @@ def parse_config(
         eos_ids=_ids((generation or {}).get("eos_token_id"), raw.get("eos_token_id")),
         dtype=_dtype(raw, where),
         local_rope=local_rope,
+        quantisation=None if quantisation is None else json.dumps(quantisation, sort_keys=True),
         **(_gemma(raw, read, hidden, head_dim) if family.gemma else {}),
     )
 

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cache_store.errors import CacheblendError, UsageError
+from engine.blueprint import Blueprint
 from engine.config import ModelConfig, load_config
 from engine.vllm.settings import ConnectorSettings, model_folder
 
@@ -246,12 +247,23 @@ def check_config(vllm_config: Any, version: str, kv_cache: Any = None) -> None:
     given = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = ConnectorSettings.of(given)
     config = vllm_config.model_config
-    model = load_config(settings.model or model_folder(config.model, config.revision))
+    folder = settings.model or model_folder(config.model, config.revision)
+    model = load_config(folder, quantised=True)
     found = refusal(
         facts_of(vllm_config, model, version, kv_cache), any_version=settings.any_version
     )
     if found is not None:
         raise UsageError(found)
+
+
+def as_computed(blueprint: Blueprint, model_config: Any) -> Blueprint:
+    """The model as vLLM computes it: weights that it quantises while it loads them are others than
+    those in the folder, and their KV isn't that of these."""
+    quantisation, config = model_config.quantization, blueprint.config
+    if quantisation is None or config.quantisation is not None:
+        return blueprint
+    how = f"vLLM: {quantisation} {model_config.quantization_config or ''}".rstrip()
+    return replace(blueprint, config=replace(config, quantisation=how))
 
 
 def check_layers(layers: Mapping[str, Any], expected: int) -> None:

@@ -21,7 +21,7 @@ from engine.model import DTYPES
 from engine.ranks import ALONE, Ranks
 from engine.rope import Rope
 from engine.sources import KVStore
-from engine.vllm.checks import WORKER, check_config, check_layers, said
+from engine.vllm.checks import WORKER, as_computed, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.metrics import Tally
@@ -60,9 +60,10 @@ class CacheBlendConnector(KVConnectorBase_V1):
         )
         model = vllm_config.model_config
         names = {dtype: name for name, dtype in DTYPES.items()}
-        self.blueprint = open_blueprint(
+        blueprint = open_blueprint(
             self.settings, model.model, names[model.dtype], revision=model.revision
         )
+        self.blueprint = as_computed(blueprint, model)
         self.store = open_store(self.settings)
         self.block_size = vllm_config.cache_config.block_size
         self.off: str | None = None

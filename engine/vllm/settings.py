@@ -293,6 +293,7 @@ def open_blueprint(
         template_date=settings.template_date,
         memo=settings.fingerprints,
         context=settings.context,
+        quantised=True,
     )
 
 
