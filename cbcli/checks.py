@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +108,14 @@ def check_pieces() -> Iterator[Check]:
 
 
 def _version(name: str) -> str | None:
-    """The version of an installed distribution, without importing it."""
+    """The version of an installed package, without importing it. vLLM's distribution has other
+    names where it is built for a CPU alone."""
     if importlib.util.find_spec(name) is None:
         return None
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+    for distribution in (name, f"{name}-cpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "of unknown version"
 
 
 # The settings.

@@ -146,8 +146,11 @@ TINY = [
 ]
 
 
-def build(tiny: Tiny, path: Path, seed: int = 0, **save: Any) -> transformers.PreTrainedModel:
-    """Saves a float32 checkpoint of the recipe under `path`; returns the oracle."""
+def build(
+    tiny: Tiny, path: Path, seed: int = 0, spread: float = 0.15, **save: Any
+) -> transformers.PreTrainedModel:
+    """Saves a float32 checkpoint of the recipe under `path`; returns the oracle. spread: of the
+    weights, for the common width."""
     torch.manual_seed(seed)
     kind = "Gemma3Text" if tiny.family == "Gemma3" else tiny.family
     config = getattr(transformers, f"{kind}Config")(**(COMMON | tiny.overrides))
@@ -156,7 +159,7 @@ def build(tiny: Tiny, path: Path, seed: int = 0, **save: Any) -> transformers.Pr
     with torch.no_grad():  # spread the logits and the attention, so that a wrong step shows
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                weight.normal_(0, 0.15)
+                weight.normal_(0, spread)
             elif name.endswith("bias"):
                 weight.normal_(0, 0.5)
             else:  # Gemma's norms add 1 themselves
