@@ -79,7 +79,7 @@ def _map(figure: Any, axes: Any, run: Run) -> None:
     low = float(np.median(known)) if len(known) else high
     norm = Normalize(0, 1) if source.share or low >= high else LogNorm(low, high, clip=True)
     drawn = axes.imshow(
-        np.ma.masked_invalid(small),
+        small,  # what is not a number is left blank
         aspect="auto",
         interpolation="nearest",
         cmap="viridis",

@@ -14,17 +14,8 @@ from tests.cbcli.world import World, make_world
 # Each of them takes from a fifth of a second to several before the first token.
 UNWANTED = (
     *("transformers", "gguf", "huggingface_hub", "sympy", "torch._dynamo", "torch._inductor"),
-    *(
-        "matplotlib",
-        "rich",
-        "textual",
-        "pandas",
-        "numba",
-        "jax",
-        "vllm",
-        "engine.bench",
-        "engine.probe",
-    ),
+    *("matplotlib", "rich", "textual", "pandas", "numba", "jax", "vllm"),
+    *("engine.bench", "engine.probe"),
     *("engine.calibration.gate", "engine.calibration.prompts", "engine.calibration.texts"),
 )
 CODE = """
