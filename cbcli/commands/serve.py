@@ -16,8 +16,8 @@ from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
-from cbcli.session import blend_options, open_blueprint, open_store, warn_of_faults
-from cbcli.settings import Settings, load_settings
+from cbcli.session import FINGERPRINTS, blend_options, open_blueprint, open_store, warn_of_faults
+from cbcli.settings import Settings, data_root, load_settings
 from cbcli.text import one_line
 from cbcli.values import AUTO
 
@@ -134,8 +134,8 @@ def serve(
     with sock, _stdout_kept() as data:
         out = Output(json=json, quiet=quiet, verbose=verbose, stdout=data)
         blueprint = open_blueprint(settings, out)
-        plan = _plan(settings, blueprint, extra, out)
-        out.note(f"starting vLLM with {one_line(plan.name)} …")
+        plan = _plan(settings, blueprint, extra, out, quiet=quiet)
+        out.note(f"starting vLLM with {one_line(blueprint.name)} …")
         run(plan, sock, lambda ready: _say_ready(out, settings, plan, ready))
     out.note("stopped")
 
@@ -156,7 +156,12 @@ def _require_vllm() -> None:
 
 
 def _plan(
-    settings: Settings, blueprint: Blueprint, extra: tuple[str, ...], out: Output
+    settings: Settings,
+    blueprint: Blueprint,
+    extra: tuple[str, ...],
+    out: Output,
+    *,
+    quiet: bool,
 ) -> ServerPlan:
     from engine.vllm.server import ServerPlan
 
@@ -168,14 +173,14 @@ def _plan(
         warn_of_faults(store, out)
         place = store.path
     return ServerPlan(
-        model=Path(blueprint.path).absolute(),
-        name=blueprint.name,
+        blueprint=blueprint,
         host=settings.host,
         port=settings.port,
-        dtype={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[blueprint.dtype],
         connector=_connector(settings, blueprint, options, place),
+        separator=settings.separator,
+        template_date=settings.template_date,
         extra=extra,
-        quiet=out.verbose == 0,
+        log="ERROR" if quiet else "INFO" if out.verbose else "WARNING",
     )
 
 
@@ -197,13 +202,20 @@ def _connector(
         "context": settings.context,
         "kv_dtype": blueprint.kv_dtype,
         "save": settings.save,
+        "audit": settings.audit,
+        "template_date": settings.template_date,
+        "fingerprints": str(data_root() / FINGERPRINTS),
+        "remote_timeout": settings.remote_timeout,
+        "memory_limit": settings.memory_limit,
+        "remote": settings.remote or "none",
     }
     if options.threshold is None:
         told["ratio"] = [str(ratio) for ratio in options.ratios]
     else:
         told["threshold"] = str(options.threshold)
-    if options.transfer is not None:
-        told["transfer"] = options.transfer
+    for name, value in (("transfer", options.transfer), ("system", settings.system)):
+        if value is not None:
+            told[name] = value
     return told
 
 
@@ -219,9 +231,12 @@ def _say_ready(out: Output, settings: Settings, plan: ServerPlan, ready: Ready) 
                 "model": ready.name,
                 "store": plan.connector["store"],
                 "vllm": ready.vllm,
-                **ready.info,
+                "blending": ready.off is None,
+                "why": ready.off,
             }
         )
+    if ready.off is not None:
+        out.warn(f"blending is off: {one_line(ready.off)}", "prompts are computed as without it")
     out.note(f"{one_line(ready.name)} answers at {url}/v1 (Ctrl-C ends it)")
 
 

@@ -39,3 +39,11 @@ class CacheBlendWorker(PlatformWorker):
         if isinstance(connector, CacheBlendConnector) and connector.worker is not None:
             connector.try_out(WorkerPrefiller(self, connector.worker.paged))
         return times
+
+    def why_blending_is_off(self) -> str | None:
+        """None where it is on. For the server's process, which asks all workers."""
+        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+        if not isinstance(connector, CacheBlendConnector):
+            return "vLLM runs without the connector"
+        state = connector.get_handshake_metadata()
+        return None if state is None else state.off

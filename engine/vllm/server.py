@@ -10,16 +10,20 @@ import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cache_store.errors import CacheblendError, UsageError
+
+if TYPE_CHECKING:
+    from engine.blueprint import Blueprint
 
 WORKER = "engine.vllm.host.CacheBlendWorker"
 CONNECTOR = "CacheBlendConnector"
 CONNECTOR_MODULE = "engine.vllm.connector"
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 # vLLM's flags that say what `serve` itself says, and why each is not taken.
 OURS = {
@@ -36,30 +40,35 @@ OURS = {
 class ServerPlan:
     """What is served, and how.
 
-    model: its folder; name: what clients call it. dtype: as vLLM calls it. connector: vLLM's
-    `kv_connector_extra_config`, see `ConnectorSettings`. extra: vLLM's own flags, as given.
-    quiet: vLLM tells of warnings and errors only.
+    connector: vLLM's `kv_connector_extra_config`, see `ConnectorSettings`. separator: between two
+    chunks of a prompt that is laid out, and template_date: as the blueprint was opened with. extra:
+    vLLM's own flags, as given. log: the least of what vLLM tells, as it calls it.
     """
 
-    model: Path
-    name: str
+    blueprint: Blueprint
     host: str
     port: int
-    dtype: str
     connector: Mapping[str, Any]
+    separator: str
+    template_date: str
     extra: tuple[str, ...] = ()
-    quiet: bool = True
+    log: str = "WARNING"
+
+    @property
+    def quiet(self) -> bool:
+        return self.log != "INFO"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A server that answers. port: the one it got, where it was asked to take any."""
+    """A server that answers. port: the one it got, where it was asked to take any. off: why it
+    doesn't blend, None where it does."""
 
     host: str
     port: int
     name: str
     vllm: str
-    info: Mapping[str, Any] = field(default_factory=dict)
+    off: str | None
 
 
 def check_extra(extra: tuple[str, ...]) -> None:
@@ -81,11 +90,11 @@ def arguments(plan: ServerPlan) -> list[str]:
         "kv_connector_extra_config": dict(plan.connector),
     }
     return [
-        *("--model", str(plan.model)),
-        *("--served-model-name", plan.name),
+        *("--model", str(plan.blueprint.path.absolute())),
+        *("--served-model-name", plan.blueprint.name),
         *("--host", plan.host),
         *("--port", str(plan.port)),
-        *("--dtype", plan.dtype),
+        *("--dtype", _DTYPES[plan.blueprint.dtype]),
         *("--worker-cls", WORKER),
         *("--kv-transfer-config", json.dumps(transfer)),
         "--no-use-tqdm-on-load",
@@ -124,8 +133,8 @@ def serve(plan: ServerPlan, sock: socket.socket, on_ready: Callable[[Ready], Non
     UsageError for flags vLLM doesn't take, CacheblendError where it cannot start.
     """
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", plan.log)
     if plan.quiet:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # those of the processes it starts
         warnings.simplefilter("ignore")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
@@ -21,6 +22,8 @@ from vllm.version import __version__ as vllm_version
 
 from cache_store.errors import UsageError
 from engine.vllm.server import Ready, ServerPlan
+from engine.vllm.server_app import Documents
+from engine.vllm.server_state import ServerState
 
 POLL_SECONDS = 0.05
 
@@ -44,7 +47,12 @@ async def run(
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
-        watch = asyncio.create_task(_tell(plan, app, args, on_ready))
+        state = ServerState(plan, engine, args, vllm_version)
+        # After all others, and so within them: whoever isn't let in is not answered here either.
+        app.user_middleware.append(Middleware(Documents, layout=state.layout))
+        app.middleware_stack = app.build_middleware_stack()
+        app.add_api_route("/v1/cacheblend", state.described, methods=["GET"])
+        watch = asyncio.create_task(_tell(app, state, on_ready))
         shut_down = await serve_http(app, sock=sock, **_http_settings(plan, args))
         watch.cancel()
     try:
@@ -53,15 +61,11 @@ async def run(
         sock.close()
 
 
-async def _tell(
-    plan: ServerPlan, app: FastAPI, args: Any, on_ready: Callable[[Ready], None]
-) -> None:
+async def _tell(app: FastAPI, state: ServerState, on_ready: Callable[[Ready], None]) -> None:
     """Waits until requests are taken, and says so."""
     while not getattr(getattr(app.state, "server", None), "started", False):
         await asyncio.sleep(POLL_SECONDS)
-    names = args.served_model_name or [plan.name]
-    name = names if isinstance(names, str) else names[0]
-    on_ready(Ready(args.host, args.port, name, vllm_version))
+    on_ready(await state.ready())
 
 
 def _say_no_shutdown() -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,12 +89,12 @@ def test_flags_that_are_not_ours_go_through_in_order(monkeypatch: pytest.MonkeyP
 
 def plan(**changes: Any) -> ServerPlan:
     given = {
-        "model": Path("/models/m"),
-        "name": "m",
+        "blueprint": SimpleNamespace(path=Path("/models/m"), name="m", dtype="bf16"),
         "host": "127.0.0.1",
         "port": 8000,
-        "dtype": "bfloat16",
         "connector": {"store": "/store"},
+        "separator": " ",
+        "template_date": "2024-07-26",
         **changes,
     }
     return ServerPlan(**given)
