@@ -254,32 +254,41 @@ def start_vllm(
 
     if connector:
         ChunkStore.open(store, limit_bytes=10**9).close()
-        configuration = {"store": str(store), "model": str(model), "min_tokens": 0}
-        options = {
-            "worker_cls": "engine.vllm.host.CacheBlendWorker",
-            "kv_transfer_config": {
-                "kv_connector": "CacheBlendConnector",
-                "kv_connector_module_path": "engine.vllm.connector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": configuration
-                | {"policy": "value", "self_test": False}
-                | dict(extra or {}),
-            },
-        } | options
-    settings: dict[str, Any] = dict(
-        model=str(model),
-        dtype=dtype,
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_batched_tokens=2048,
-        max_num_seqs=16,
-        max_logprobs=-1,
-        block_size=32,
-        seed=0,
-    )
+        options = with_connector(model, store, extra) | options
     config = json.loads((model / "config.json").read_text())
-    return Served(LLM(**(settings | options)), model, store, config["vocab_size"])
+    llm = LLM(model=str(model), dtype=dtype, **(SMALL | options))
+    return Served(llm, model, store, config["vocab_size"])
+
+
+SMALL: dict[str, Any] = dict(
+    enforce_eager=True,
+    max_model_len=1024,
+    max_num_batched_tokens=2048,
+    max_num_seqs=16,
+    max_logprobs=-1,
+    block_size=32,
+    seed=0,
+)
+"""What vLLM is started with here."""
+
+
+def with_connector(
+    model: Path, store: Path, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """vLLM's options for the connector; extra: as in `start_vllm`."""
+    configuration = {"store": str(store), "model": str(model), "min_tokens": 0}
+    return {
+        "worker_cls": "engine.vllm.host.CacheBlendWorker",
+        "kv_transfer_config": {
+            "kv_connector": "CacheBlendConnector",
+            "kv_connector_module_path": "engine.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": configuration
+            | {"policy": "value", "self_test": False}
+            | dict(extra or {}),
+        },
+    }
 
 
 def _itself(model: torch.nn.Module) -> torch.nn.Module:
