@@ -150,7 +150,8 @@ class Served:
     def settle(self) -> None:
         """Lets the connector store what it missed, as a server's loop does once it is idle."""
         for _ in range(8):
-            if self.connector is None or not self.scheduler.connector.has_pending_push_work():
+            connector = self.scheduler.connector
+            if connector is None or not connector.has_pending_push_work():
                 return
             self.llm.llm_engine.engine_core.get_output()
         raise AssertionError("the connector's work doesn't end")

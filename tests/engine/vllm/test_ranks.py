@@ -1,5 +1,8 @@
 """Tensor-parallel ranks select, fall back and save together, as one alone would; without vLLM."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -311,3 +314,24 @@ def test_rank_0_alone_decides_what_is_missing(pair: World, monkeypatch: pytest.M
     blind = team.ranks[1].worker.store
     monkeypatch.setattr(blind, "contains", lambda *given, **options: False)
     assert team.all(lambda rank: save(rank, pair, [0, 1])) == [1, 1]
+
+
+def test_process_groups_join_ranks(tmp_path: Path) -> None:
+    where = ["-m", "tests.engine.vllm.group_ranks_child"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *where, str(rank), "3", str(tmp_path / "meet")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [out.splitlines()[-1:] for out, _ in said] == [["done"]] * 3, said
+    assert said[1][0].splitlines()[0] == "rank 1 waited in vain for the others"
