@@ -102,6 +102,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
         paged = PagedKV(attention, self.block_size, embed.device)
         self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
         self.steps.worker = self.worker
+        if not ranks.leads:
+            self.steps.warn = logger.debug  # all ranks meet the same, and the first says it
 
     def try_out(self, vllm: Prefiller) -> None:
         """The self-test, once vLLM is warm; switches blending off where it fails."""

@@ -54,7 +54,7 @@ class StepRunner:
         self.runs: deque[BlendRun] = deque(maxlen=KEPT)
         self.listeners: list[RunListener] = []
         self.tally = Tally()
-        self._warn, self._clock = warn, clock
+        self.warn, self._clock = warn, clock
         self._resting_until = 0.0
 
     def blend(self, plan: StepPlan) -> StepResult:
@@ -67,7 +67,7 @@ class StepRunner:
             except Exception as error:
                 why = f"{type(error).__name__}: {one_line(error)}"
                 name = wanted.request.request_id
-                self._warn(f"request {name}: not blended, vLLM computes it: {why}")
+                self.warn(f"request {name}: not blended, vLLM computes it: {why}")
                 failed.update(wanted.block_ids[wanted.held // self.block_size :])
                 summaries.append(_failed(wanted, why))
         return StepResult(tuple(summaries), frozenset(failed))
@@ -82,7 +82,7 @@ class StepRunner:
             except Exception as error:
                 self.tally.add("failures", 1, "save")
                 self._resting_until = self._clock() + PATIENCE
-                self._warn(f"not every new chunk was stored: {one_line(error)}")
+                self.warn(f"not every new chunk was stored: {one_line(error)}")
 
     def _blend(self, plan: BlendPlan) -> RunSummary:
         if self.worker is None:
@@ -97,7 +97,7 @@ class StepRunner:
             for listener in self.listeners:
                 listener.failed(plan, error)
             why = f"{type(error).__name__}: {one_line(error)}"
-            self._warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
+            self.warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
         # Done here and now, for vLLM may have begun to schedule what comes after it.
         summary = summary_of(self.worker.blend(computed(plan)))
         return replace(summary, outcome="failed", options=plan.request.options, why=why)
