@@ -17,18 +17,15 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.version import __version__ as VLLM_VERSION
 
-from engine.audit import Audit, AuditLog
 from engine.model import DTYPES
 from engine.ranks import ALONE, Ranks
-from engine.results import ModelInfo
 from engine.rope import Rope
 from engine.sources import KVStore
-from engine.vllm.auditing import Auditor
-from engine.vllm.audits import AuditQueue
 from engine.vllm.checks import WORKER, as_computed, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.metrics import Tally
+from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
 from engine.vllm.prometheus import BlendPromMetrics, BlendStats
 from engine.vllm.ranks import GroupRanks
@@ -38,7 +35,6 @@ from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
 from engine.vllm.steps import StepResult, StepRunner
 from engine.vllm.stored import StoredChunks
-from engine.vllm.tails import TailedKV
 from engine.vllm.worker import BlendRun, BlendWorker
 
 if TYPE_CHECKING:
@@ -103,17 +99,11 @@ class CacheBlendConnector(KVConnectorBase_V1):
         if group.world_size > 1:
             ranks = GroupRanks(group.device_group, group.cpu_group, config.kv_heads)
         decoder = VllmDecoder(config, model, embed.device, DTYPES[self.blueprint.dtype], ranks)
-        paged = TailedKV(attention, self.block_size, embed.device)
+        paged = PagedKV(attention, self.block_size, embed.device)
         self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
-        self.steps.worker, self.steps.tails = self.worker, paged
+        self.steps.worker = self.worker
         if not ranks.leads:
             self.steps.warn = logger.debug  # all ranks meet the same, and the first says it
-        audit = self._audit()
-        if audit is not None:
-            blueprint = self.blueprint
-            types = blueprint.dtype, blueprint.kv_dtype, str(embed.device)
-            info = ModelInfo(blueprint.name, blueprint.spec.model, *types)
-            self.steps.auditor = Auditor(self.worker, info, audit)
 
     def try_out(self, vllm: Prefiller) -> None:
         """The self-test, once vLLM is warm; switches blending off where it fails."""
@@ -128,7 +118,6 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         self.steps.save(self._plan)
-        self.steps.audit(self._plan)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set(self._done.failed_blocks)
@@ -246,7 +235,6 @@ class CacheBlendConnector(KVConnectorBase_V1):
                     "that list their chunks are blended",
                     settings.separator,
                 )
-        idles = envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process()
         return BlendScheduler(
             settings,
             self.store,
@@ -255,13 +243,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
             separator,
             stored=StoredChunks(self.store, blueprint),
             context=None if blueprint.context == "prefix" else blueprint.chunk_context,
-            audits=AuditQueue(self._audit(), idles=idles),
-            idles=idles,
+            idles=envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process(),
         )
-
-    def _audit(self) -> Audit | None:
-        every = self.settings.audit
-        return Audit(AuditLog(self.store.journal), every) if every else None
 
     def _say(self) -> None:
         if self.scheduler is not None and self.scheduler.warnings:

@@ -16,7 +16,6 @@ from cache_store.errors import UsageError
 from cache_store.keys import pack_ids
 from engine.options import BlendOptions
 from engine.prompt import Prompt, PromptChunk, Segment, SegmentKind
-from engine.trace.record import Level
 from engine.vllm.plan import RequestPlan
 from engine.vllm.separators import Separator
 from engine.vllm.settings import SETTINGS, ConnectorSettings
@@ -26,9 +25,9 @@ PARAMETER = "cacheblend"
 
 OPTIONS = (
     *("mode", "policy", "ratio", "threshold", "check_layers", "min_tokens", "strict_context"),
-    *("transfer", "seed", "loader"),
+    *("transfer", "seed"),
 )
-WISHES = (*OPTIONS, "indices", "save", "trace", "question_tokens")
+WISHES = (*OPTIONS, "indices", "save", "question_tokens")
 """What a request may say besides its chunks."""
 
 MOST_SEGMENTS = 20_000
@@ -70,7 +69,7 @@ class RequestReader:
         given = _own(params)
         options = options_of(given, self.settings.blend)
         options.check_model(self.layers)
-        save, trace = _flag(given, "save", self.settings.save), _level(given, self.settings.trace)
+        save = _flag(given, "save", self.settings.save)
         prompt = self._prompt(token_ids, given)
         if prompt is None or not any(s.kind == "chunk" for s in prompt.segments):
             return None
@@ -82,7 +81,7 @@ class RequestReader:
         question = given.get("question_tokens")
         if question is not None:
             question = _whole(question, "question_tokens", 1, suffix)
-        return RequestPlan(request_id, prompt, options, save, trace, question)
+        return RequestPlan(request_id, prompt, options, save, question)
 
     def _prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt | None:
         if "segments" in given and "chunks" in given:
@@ -206,7 +205,6 @@ def check_wishes(given: Mapping[str, Any]) -> None:
     _only(given, WISHES)
     options_of(given, BlendOptions())
     _flag(given, "save", True)
-    _level(given, None)
     if given.get("question_tokens") is not None:
         _whole(given["question_tokens"], "question_tokens", 1)
 
@@ -331,17 +329,6 @@ def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{name} is not true or false")
     return value
-
-
-def _level(given: Mapping[str, Any], default: Level | None) -> Level | None:
-    value = given.get("trace", default)
-    if value is None or value is False:
-        return None
-    if value is True:
-        return default or "basic"
-    if value not in get_args(Level):
-        raise UsageError("trace is unknown", f"use one of {', '.join(get_args(Level))}")
-    return cast(Level, value)
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from engine.options import BlendOptions
 from engine.prompt import Prompt
 from engine.sources import Source
-from engine.trace.record import Level
 
 
 @dataclass(frozen=True)
@@ -14,16 +13,14 @@ class RequestPlan:
     """What is known of a request that names chunks, from its arrival to its end.
 
     prompt: the request's own token ids, as segments. options: how it is blended. save: whether its
-    missed chunks are stored for the next prompts. trace: whether and how its run is recorded.
-    question_tokens: how many of the suffix's tokens are the question that a policy reads, from the
-    suffix's beginning on; None: all of them.
+    missed chunks are stored for the next prompts. question_tokens: how many of the suffix's tokens
+    are the question that a policy reads, from the suffix's beginning on; None: all of them.
     """
 
     request_id: str
     prompt: Prompt
     options: BlendOptions
     save: bool = True
-    trace: Level | None = None
     question_tokens: int | None = None
 
     @property
@@ -38,15 +35,13 @@ class BlendPlan:
 
     sources: one a segment, found by the scheduler's side. block_ids: the request's, from its first
     token on. held: so many leading tokens are in their blocks already, shared with others, and are
-    not written again. salt: what only requests have in common that are blended in the very same
-    way; "" where that isn't known.
+    not written again.
     """
 
     request: RequestPlan
     sources: tuple[Source, ...]
     block_ids: tuple[int, ...]
     held: int
-    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,19 +55,8 @@ class SavePlan:
 
 
 @dataclass(frozen=True)
-class AuditPlan:
-    """A request that has ended, to be compared with full prefill. sources: what it was blended
-    from, one a segment."""
-
-    request: RequestPlan
-    sources: tuple[Source, ...]
-
-
-@dataclass(frozen=True)
 class StepPlan:
-    """All that is to be done in one step of the engine: blends before its forward, saves and audits
-    after."""
+    """All that is to be done in one step of the engine: blends before its forward, saves after."""
 
     blends: Sequence[BlendPlan] = ()
     saves: Sequence[SavePlan] = ()
-    audits: Sequence[AuditPlan] = ()

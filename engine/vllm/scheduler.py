@@ -13,7 +13,6 @@ from engine.lookups import notes as miss_notes
 from engine.prompt import Prompt
 from engine.rope import Rope
 from engine.sources import KVStore, Source, find_sources
-from engine.vllm.audits import AuditQueue
 from engine.vllm.naming import PARAMETER, FindsChunks, RequestReader
 from engine.vllm.plan import BlendPlan, RequestPlan, StepPlan
 from engine.vllm.salt import Salt
@@ -35,7 +34,6 @@ class _Live:
 
     plan: RequestPlan
     left: str | None = None
-    salt: str = ""
     sources: tuple[Source, ...] = ()
     found_at: float | None = None
     why: str | None = None  # it was not blended, the last time it was scheduled
@@ -63,7 +61,6 @@ class BlendScheduler:
         *,
         stored: FindsChunks | None = None,
         context: tuple[int, ...] | None = None,
-        audits: AuditQueue | None = None,
         idles: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,7 +72,6 @@ class BlendScheduler:
         self.warnings: list[str] = []
         self.refused = 0  # requests that name their chunks wrongly
         self.saves = SaveQueue(context, idles=idles)
-        self.audits = AuditQueue(None) if audits is None else audits
         self._salt = Salt(spec.layers, f"{settings.store} {spec}")
         self._clock = clock
         self._live: dict[str, _Live] = {}
@@ -98,16 +94,15 @@ class BlendScheduler:
                     self._warn(request, f"{other}; it is not blended")
                 return None
             left = _left(request, plan)
-            salt = ""
             if left is None:
-                salt = request.cache_salt = self._salt(plan, request.cache_salt)
+                request.cache_salt = self._salt(plan, request.cache_salt)
                 request.block_hashes.clear()
                 request.update_block_hashes()
         except Exception as error:
             self._warn(request, f"{_said(error)}; it is not blended")
             self.refused += 1
             return None
-        self._live[request.request_id] = _Live(plan, left, salt)
+        self._live[request.request_id] = _Live(plan, left)
         if left is None:
             self._look_ahead(plan.prompt)
         return plan
@@ -146,13 +141,12 @@ class BlendScheduler:
         if loaded:
             self._step_tokens += live.plan.end
             live.blending, live.held = True, live.plan.end - loaded
-            plan = BlendPlan(live.plan, live.sources, tuple(block_ids), live.held, live.salt)
+            plan = BlendPlan(live.plan, live.sources, tuple(block_ids), live.held)
             self._blends.append(plan)
 
     def step(self, *, busy: bool) -> StepPlan:
         """What the workers are to do in the step that begins now. busy: requests run in it."""
-        saves, audits = self.saves.take(busy=busy), self.audits.take(busy=busy)
-        plan = StepPlan(tuple(self._blends), saves, audits)
+        plan = StepPlan(tuple(self._blends), self.saves.take(busy=busy))
         self._blends, self._step_tokens = [], 0
         return plan
 
@@ -199,7 +193,7 @@ class BlendScheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step is wanted though no request runs."""
-        return bool(self.saves or self.audits)
+        return bool(self.saves)
 
     @property
     def idle(self) -> bool:
@@ -251,11 +245,6 @@ class BlendScheduler:
             summary = self._accounted(live, summary)
         except Exception as error:
             self.warnings.append(f"the store could not be told of a prompt: {_said(error)}")
-        if summary.outcome == "blended":
-            try:
-                self.audits.offer(live.plan, live.sources)
-            except CacheblendError as error:
-                self.warnings.append(f"a prompt could not be audited: {_said(error)}")
         self._over.append(summary)
         report.update(summary.to_json())
 

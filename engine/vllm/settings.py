@@ -20,7 +20,6 @@ from cache_store.tiers.addresses import masked
 from engine.context import CONTEXT_KINDS, ContextKind
 from engine.loaders import LOADER_NAMES
 from engine.options import MODES, BlendOptions
-from engine.trace.record import Level
 from engine.vllm import kinds
 from engine.vllm.kinds import Kind
 
@@ -171,13 +170,20 @@ _OTHERS = (
         "Check one in so many blended requests against a full prefill; 0: none",
         "AUDIT",
     ),
-    Setting("trace", "", kinds.choice("basic", "full"), "Record each blended request's run"),
-    Setting("trace_dir", "", kinds.path, "Folder of the traces; unset: the usual one"),
-    Setting("trace_layers", "", kinds.layers, "Layers a full trace measures; unset: a few"),
 )
 SETTINGS: Mapping[str, Setting] = {s.name: s for s in (*_OTHERS, *_BLEND)}
 _NULLABLE = ("separator",)  # null says something else than leaving it out
 _EXCLUDE = ("ratio", "threshold")
+
+
+def settings_table() -> str:
+    """`SETTINGS` as docs/vllm.md has them."""
+    rows = ["| key | default | environment | what it is |", "|---|---|---|---|"]
+    for s in SETTINGS.values():
+        default = f"`{s.default}`" if s.default.strip() == s.default else f'`"{s.default}"`'
+        variable = f"`{variable_of(s)}`" if s.variable else ""
+        rows.append(f"| `{s.name}` | {default if s.default else ''} | {variable} | {s.help} |")
+    return "".join(f"{row}\n" for row in rows)
 
 
 def variable_of(setting: Setting) -> str:
@@ -197,7 +203,6 @@ class ConnectorSettings:
     context: ContextKind = "prefix"
     kv_dtype: str = "auto"
     save: bool = True
-    trace: Level | None = None
     step_tokens: int = 16_384
     self_test: bool = True
     any_version: bool = False
@@ -210,8 +215,6 @@ class ConnectorSettings:
     system: str | None = None
     template_date: str | None = None
     audit: int = 0
-    trace_dir: Path | None = None
-    trace_layers: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> ConnectorSettings:

@@ -8,10 +8,9 @@ from typing import Protocol
 
 from cache_store.errors import CacheblendError
 from engine.options import BlendOptions
-from engine.results import Audited
 from engine.sources import Source
 from engine.vllm.metrics import Tally
-from engine.vllm.plan import AuditPlan, BlendPlan, SavePlan, StepPlan
+from engine.vllm.plan import BlendPlan, SavePlan, StepPlan
 from engine.vllm.summary import RunSummary, Seconds, segments_of
 from engine.vllm.text import one_line
 from engine.vllm.tracing import RunListener
@@ -41,16 +40,6 @@ class StepResult:
     failed_blocks: frozenset[int] = frozenset()
 
 
-class Tails(Protocol):
-    """What is needed of `engine.vllm.tails.TailedKV`."""
-
-    def keep(self, plan: BlendPlan) -> None: ...
-
-    def restore(self, plan: BlendPlan) -> bool: ...
-
-    def forget(self, plan: BlendPlan) -> None: ...
-
-
 class StepRunner:
     """warn: takes a line for the log. worker: None where this one can't blend."""
 
@@ -64,9 +53,7 @@ class StepRunner:
         self.worker, self.block_size = worker, block_size
         self.runs: deque[BlendRun] = deque(maxlen=KEPT)
         self.listeners: list[RunListener] = []
-        self.tails: Tails | None = None
         self.tally = Tally()
-        self.auditor: Callable[[AuditPlan], Audited] | None = None
         self.warn, self._clock = warn, clock
         self._resting_until = 0.0
 
@@ -97,26 +84,11 @@ class StepRunner:
                 self._resting_until = self._clock() + PATIENCE
                 self.warn(f"not every new chunk was stored: {one_line(error)}")
 
-    def audit(self, plan: StepPlan) -> None:
-        """To be called last: nothing waits for it."""
-        for wanted in plan.audits:
-            if self.auditor is None:
-                return
-            try:
-                self.tally.observe("audit_kl", self.auditor(wanted).kl_mean)
-            except Exception as error:  # torch's word for no memory left is a RuntimeError
-                self.tally.add("failures", 1, "audit")
-                self.warn(f"a prompt could not be audited: {one_line(error)}")
-
     def _blend(self, plan: BlendPlan) -> RunSummary:
         if self.worker is None:
             raise CacheblendError("this worker has no model to blend with")
-        if self.tails is not None and self.tails.restore(plan):
-            return _held(plan)
         try:
             run = self.worker.blend(plan)
-            if self.tails is not None:
-                self.tails.keep(plan)
             self.runs.append(run)
             for listener in self.listeners:
                 listener.ran(run)
@@ -126,8 +98,6 @@ class StepRunner:
                 listener.failed(plan, error)
             why = f"{type(error).__name__}: {one_line(error)}"
             self.warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
-        if self.tails is not None:
-            self.tails.forget(plan)
         # Done here and now, for vLLM may have begun to schedule what comes after it.
         summary = summary_of(self.worker.blend(computed(plan)))
         return replace(summary, outcome="failed", options=plan.request.options, why=why)
@@ -137,7 +107,7 @@ def computed(plan: BlendPlan) -> BlendPlan:
     """The same without any stored KV, and nothing to select."""
     sources = tuple(Source(source.segment, "computed") for source in plan.sources)
     options = BlendOptions.of(mode="reuse", loader=plan.request.options.loader)
-    request = replace(plan.request, options=options, trace=None, question_tokens=0)
+    request = replace(plan.request, options=options, question_tokens=0)
     return replace(plan, request=request, sources=sources)
 
 
@@ -163,18 +133,6 @@ def summary_of(run: BlendRun) -> RunSummary:
             total=run.seconds,
         ),
         tiers=tuple(run.tiers.items()),
-    )
-
-
-def _held(plan: BlendPlan) -> RunSummary:
-    return RunSummary(
-        request_id=plan.request.request_id,
-        outcome="held",
-        options=plan.request.options,
-        segments=(),
-        prompt_tokens=len(plan.request.prompt.token_ids),
-        end=plan.request.end,
-        held=plan.request.end,
     )
 
 

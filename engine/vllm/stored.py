@@ -59,10 +59,16 @@ class StoredChunks:
         return found
 
     def _computed(self, name: str) -> PromptChunk | None:
-        """One that no document has, but KV is stored of under its whole id."""
+        """One that no document has, but KV is stored of under its whole id. Requests say what the
+        ids of their chunks are: one whose tokens don't spell that text is another's."""
+        spell = self._blueprint.tokenizer.decode
         for key in self.store.keys_of_chunk(name):
             header = self.store.header(key)
-            if header is not None and header.spec == self._blueprint.spec:
+            if (
+                header is not None
+                and header.spec == self._blueprint.spec
+                and chunk_id(spell(header.token_ids, skip_special=False)) == name
+            ):
                 return PromptChunk(header.token_ids, name)
         return None
 

@@ -12,7 +12,7 @@ from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from engine.api import Engine
 from engine.blueprint import Blueprint
-from engine.prompt import Prompt
+from engine.prompt import Prompt, PromptChunk
 from engine.vllm.naming import PARAMETER, RequestReader
 from engine.vllm.prompts import PromptBuilder, extra_args, tokens_prompt, transfer_params
 from engine.vllm.separators import Separator
@@ -231,6 +231,12 @@ def test_a_chunk_that_no_document_has_is_found_where_its_kv_is_stored(
         assert named == builder.ask("Why?", ["Only a prompt had this."])
         with pytest.raises(NotFoundError):
             builder.ask("Why?", [{"id": (chunk.chunk_id or "")[:10]}])
+        # A request may call its chunk whatever it likes.
+        false = chunk_id("Something that was never here.")
+        engine.precompute([PromptChunk(engine.chunk("Quite another text.").token_ids, false)])
+        assert store.keys_of_chunk(false)
+        with pytest.raises(NotFoundError):
+            builder.ask("Why?", [{"id": false}])
 
 
 def test_named_chunks_need_a_store(model: Path) -> None:
