@@ -12,17 +12,22 @@ class KVCache:
     that hold a token; rows past it are undefined and never read.
     """
 
-    def __init__(self, config: ModelConfig, capacity: int, memory: torch.Tensor) -> None:
-        """memory: at least `size(config, capacity)` elements, flat."""
-        shape = (2, config.layers, config.kv_heads, capacity, config.head_dim)
-        self.k, self.v = memory[: self.size(config, capacity)].view(shape)
+    def __init__(
+        self, config: ModelConfig, capacity: int, memory: torch.Tensor, *, passing: bool = False
+    ) -> None:
+        """memory: at least `size(config, capacity, passing)` elements, flat. passing: all layers
+        share the memory of one, so a layer is there until the next one is written."""
+        shape = (2, 1 if passing else config.layers, config.kv_heads, capacity, config.head_dim)
+        held = memory[: self.size(config, capacity, passing=passing)].view(shape)
+        self.k, self.v = held.expand(-1, config.layers, -1, -1, -1)
         self.capacity = capacity
         self.length = 0
 
     @staticmethod
-    def size(config: ModelConfig, capacity: int) -> int:
+    def size(config: ModelConfig, capacity: int, *, passing: bool = False) -> int:
         """Elements of K and V together."""
-        return 2 * config.layers * config.kv_heads * capacity * config.head_dim
+        layers = 1 if passing else config.layers
+        return 2 * layers * config.kv_heads * capacity * config.head_dim
 
     def rows(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Writable views [end - start, kv_heads, head_dim] of a run of positions."""

@@ -61,10 +61,13 @@ class Decoder:
         kind = DTYPES[choose_dtype(dtype, config.dtype, where)]
         return cls(config, load_weights(model_dir, config, where, kind))
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int, *, passing: bool = False) -> KVCache:
         """A KV cache for so many tokens, in the memory of the last one that was dropped if that
-        fits: fresh memory costs as much time again as writing the KV to it."""
-        size, spare = KVCache.size(self.config, capacity), self._spare
+        fits: fresh memory costs as much time again as writing the KV to it. passing: see
+        `KVCache`; its memory is the model's own, which the next such cache overwrites."""
+        size, spare = KVCache.size(self.config, capacity, passing=passing), self._spare
+        if passing:
+            return KVCache(self.config, capacity, self._kept("cache", (size,)), passing=True)
         if spare is not None and size <= len(spare) <= 2 * size:
             self._spare = None
         else:

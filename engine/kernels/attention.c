@@ -151,9 +151,9 @@ static inline void soften(const float *s, uint16_t *p, __m512 scale, __m512 top,
         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 total = *sum, total2 = _mm512_setzero_ps();
     for (long j = 0; j < GROUP; j += 2) {
-        const __m512 x = exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + j * COLUMNS), scale, top));
+        const __m512 x = exp2_short(_mm512_fmsub_ps(_mm512_load_ps(s + j * COLUMNS), scale, top));
         const __m512 y =
-            exp2_ps(_mm512_fmsub_ps(_mm512_load_ps(s + (j + 1) * COLUMNS), scale, top));
+            exp2_short(_mm512_fmsub_ps(_mm512_load_ps(s + (j + 1) * COLUMNS), scale, top));
         total = _mm512_add_ps(total, x);
         total2 = _mm512_add_ps(total2, y);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);

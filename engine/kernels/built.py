@@ -14,6 +14,7 @@ _SIGNATURES = {
     "cb_norm": (POINTER, POINTER, POINTER, POINTER, LONG, LONG, _FLOAT, _INT),
     "cb_linear": (*(POINTER,) * 6, LONG, LONG, LONG, _INT, _INT),
     "cb_gate": (POINTER, POINTER, LONG, _INT, _INT),
+    "cb_gate_pairs": (POINTER, POINTER, LONG, LONG, _INT, _INT),
     "cb_place": (
         *(POINTER, LONG, POINTER, POINTER, POINTER, POINTER),
         *(LONG, LONG, LONG, LONG, LONG, LONG, LONG, _INT),
@@ -42,8 +43,8 @@ _SIGNATURES = {
     ),
     "cb_unpack": (POINTER, POINTER, *(LONG,) * 4, _INT, _INT, _INT),
 }
-INTERFACE = 5  # native.h's CB_INTERFACE
-_ANSWERS = ("cb_linear", "cb_place")  # they return whether they did it
+INTERFACE = 6  # native.h's CB_INTERFACE
+_ANSWERS = ("cb_linear", "cb_gate_pairs", "cb_place")  # they return whether they did it
 
 
 def wanted() -> bool:

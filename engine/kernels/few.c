@@ -80,7 +80,8 @@ static inline int soften(const float *s, uint16_t *p, __m512 scale, float *tops,
             /* Scaled and rounded before, as the maximum was: however large, none is above it. */
             const __m512 x = _mm512_mul_ps(_mm512_load_ps(s + i * KEYS + t * TILE), scale);
             const __m512 y = _mm512_mul_ps(_mm512_load_ps(s + i * KEYS + (t + 1) * TILE), scale);
-            const __m512 e = exp2_ps(_mm512_sub_ps(x, top)), f = exp2_ps(_mm512_sub_ps(y, top));
+            const __m512 e = exp2_short(_mm512_sub_ps(x, top));
+            const __m512 f = exp2_short(_mm512_sub_ps(y, top));
             a = _mm512_add_ps(a, e);
             b = _mm512_add_ps(b, f);
             _mm512_store_si512(p + i * KEYS + t * TILE, (__m512i)_mm512_cvtne2ps_pbh(f, e));

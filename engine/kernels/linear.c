@@ -269,10 +269,28 @@ CB_API int cb_linear(const uint16_t *x, const uint16_t *w, const uint16_t *bias,
     return rows > SIDE ? multiply_all(&p, threads) : multiply_rows(&p, threads);
 }
 
+/* out [rows, width] = act(gate) * up, of x [rows, 2 * width] that holds both side by side. width is a
+   multiple of TILE. Returns whether it was done. */
+CB_API int cb_gate_pairs(const uint16_t *x, uint16_t *out, long rows, long width, int gelu,
+                         int threads) {
+    if (!cb_can_attend()) return 0;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long r = 0; r < rows; r++) {
+        const uint16_t *gate = x + 2 * r * width, *up = gate + width;
+        for (long i = 0; i < width; i += TILE) {
+            const __m512 gated = _mm512_mul_ps(activate(bias_of(gate, i), gelu), bias_of(up, i));
+            _mm256_storeu_si256((void *)(out + r * width + i),
+                                (__m256i)_mm512_cvtneps_pbh(gated));
+        }
+    }
+    return 1;
+}
+
 TILES_END
 
 #else
 
 CB_API int cb_linear(void) { return 0; }
+CB_API int cb_gate_pairs(void) { return 0; }
 
 #endif

@@ -6,7 +6,7 @@
 
 /* built.py's INTERFACE: both are raised together when a function is added or its arguments change, so that
    a library built before is not called with the new ones. */
-#define CB_INTERFACE 5
+#define CB_INTERFACE 6
 
 #define CB_API __attribute__((visibility("default")))
 

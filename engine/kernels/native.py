@@ -133,6 +133,22 @@ class NativeKernels:
         self._c.cb_gate(gate.data_ptr(), up.data_ptr(), gate.numel(), gelu, threads)
         return gate
 
+    def gate_pairs(self, x: torch.Tensor, activation: str, out: torch.Tensor) -> torch.Tensor:
+        rows, width = out.shape
+        gelu = activation == "gelu_pytorch_tanh"
+        done = (
+            (gelu or activation == "silu")
+            and self._tiles
+            and width % 16 == 0
+            and x.shape == (rows, 2 * width)
+            and x.is_contiguous()
+            and out.is_contiguous()
+            and self._c.cb_gate_pairs(
+                *(x.data_ptr(), out.data_ptr(), rows, width, gelu, torch.get_num_threads())
+            )
+        )
+        return out if done else self._plain.gate_pairs(x, activation, out)
+
     def _fits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, columns: int) -> bool:
         """Whether `cb_linear` covers a product."""
         (rows, inner), (width, depth) = x.shape, weight.shape

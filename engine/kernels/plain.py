@@ -50,8 +50,11 @@ class PlainKernels:
         up = self.linear(x, layer.up, layer.up_bias, out("up"))
         if activation == "silu":
             return F.silu(gate, inplace=True).mul_(up)
-        tanh = activation == "gelu_pytorch_tanh"
-        return torch.mul(F.gelu(gate, approximate="tanh" if tanh else "none"), up, out=gate)
+        return torch.mul(_activated(gate, activation), up, out=gate)
+
+    def gate_pairs(self, x: torch.Tensor, activation: str, out: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return torch.mul(_activated(gate, activation), up, out=out)
 
     def place(
         self,
@@ -140,3 +143,9 @@ class PlainKernels:
         counted: int,
     ) -> torch.Tensor:
         return mass(q, k, plan, window, counted)
+
+
+def _activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_pytorch_tanh" else "none")

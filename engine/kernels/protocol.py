@@ -53,6 +53,10 @@ class Kernels(Protocol):
 
         activation: silu, gelu or gelu_pytorch_tanh; out("gate") gives the memory for it."""
 
+    def gate_pairs(self, x: torch.Tensor, activation: str, out: torch.Tensor) -> torch.Tensor:
+        """activation(gate) * up, into out [T, intermediate], of x [T, 2 * intermediate] that holds
+        both, gate first."""
+
     def place(
         self,
         x: torch.Tensor,

@@ -86,4 +86,15 @@ static inline __m512 exp2_ps(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
+/* As exp2_ps, to 8e-5 relative: for probabilities, which are then rounded to bfloat16, and so 25 times
+   as coarsely. */
+static inline __m512 exp2_short(__m512 x) {
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(7.80245231e-2f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.26067168e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.95833529e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99925220e-1f));
+    return _mm512_scalef_ps(p, x); /* which counts x rounded down */
+}
+
 TILES_END

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -10,6 +10,7 @@ from cache_store.errors import UsageError
 from engine.config import ModelConfig
 from engine.model import Decoder
 from engine.ranks import ALONE, Ranks
+from engine.rope import Tables
 
 _PARTS = (
     "input_layernorm.weight",
@@ -68,6 +69,8 @@ class VllmDecoder(Decoder):
             (layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data)
             for layer in self._layers
         ]
+        native = self.kernels.name == "native"
+        self._splits_mlp = native and all(_is_plain_mlp(layer.mlp) for layer in self._layers)
         self._qkv: tuple[torch.Tensor, torch.Tensor] | None = None  # of what input, and what
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -80,20 +83,28 @@ class VllmDecoder(Decoder):
         return self.kernels.norm(x, weight, self.config.rms_norm_eps, self._kept("norm", x.shape))
 
     def keys_values(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """These may be parts of a larger tensor: their tokens are then not one after the other."""
         c = self.config
         _, k, v = self._split(self._projected(layer, normed))
-        k, v = (x.reshape(-1, c.kv_heads, c.head_dim).contiguous() for x in (k, v))
+        k, v = (x.view(-1, c.kv_heads, c.head_dim) for x in (k, v))
         if c.qk_norm:
-            k = self._head_norm(k, self._layers[layer].self_attn.k_norm.weight.data)
+            k = self._head_norm(k.contiguous(), self._layers[layer].self_attn.k_norm.weight.data)
         return k, v
 
     def queries(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
         c = self.config
         q, _, _ = self._split(self._projected(layer, normed))
-        q = q.reshape(-1, c.heads, c.head_dim).contiguous()
+        q = q.view(-1, c.heads, c.head_dim)
         if c.qk_norm:
-            q = self._head_norm(q, self._layers[layer].self_attn.q_norm.weight.data)
+            q = self._head_norm(q.contiguous(), self._layers[layer].self_attn.q_norm.weight.data)
         return q
+
+    def rotated(self, layer: int, x: torch.Tensor, rows: Tables) -> torch.Tensor:
+        """In place only where x's memory is its own."""
+        turned = rows.layer(layer)
+        if turned is None or x.is_contiguous():
+            return super().rotated(layer, x.contiguous(), rows)
+        return self.kernels.place(x, turned, self._kept("q", x.shape))
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         parts = self._layers[layer]
@@ -101,7 +112,16 @@ class VllmDecoder(Decoder):
         _, weight = self._norms[layer]
         kept = self._kept("norm", x.shape)
         normed = self.kernels.add_norm(x, projected, weight, self.config.rms_norm_eps, kept)
-        return x.add_(parts.mlp(normed))
+        return x.add_(self._mlp(parts.mlp, normed))
+
+    def _mlp(self, mlp: Any, normed: torch.Tensor) -> torch.Tensor:
+        """A layer's MLP. On a CPU torch takes as long for the activation alone as for a product."""
+        if not self._splits_mlp:
+            return cast(torch.Tensor, mlp(normed))
+        pairs = mlp.gate_up_proj(normed)[0]
+        kept = self._kept("gate", (pairs.shape[0], pairs.shape[1] // 2))
+        gate = self.kernels.gate_pairs(pairs, "silu", kept)
+        return cast(torch.Tensor, mlp.down_proj(gate)[0])
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """As vLLM computes them; on tensor-parallel ranks that don't sample there are none."""
@@ -121,6 +141,15 @@ class VllmDecoder(Decoder):
         c = self.config
         kv = c.kv_heads * c.head_dim
         return torch.split(qkv, [c.heads * c.head_dim, kv, kv], dim=-1)
+
+
+def _is_plain_mlp(mlp: torch.nn.Module) -> bool:
+    """Whether it is down(silu(gate) * up) and nothing else."""
+    parts = dict(mlp.named_children())
+    return (
+        parts.keys() == {"gate_up_proj", "down_proj", "act_fn"}
+        and type(parts["act_fn"]).__name__ == "SiluAndMul"
+    )
 
 
 def _part(module: Any, path: str) -> Any:

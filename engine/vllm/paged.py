@@ -35,7 +35,9 @@ class PagedKV:
     def write(self, layer: int, cache: KVCache, start: int, slots: torch.Tensor) -> None:
         """Copies the staged KV of the positions from `start` on to as many slots."""
         k, v = cache.rows(layer, start, start + len(slots))
-        self.put(layer, k.contiguous(), v.contiguous(), slots)
+        if self._device.type != "cpu":  # whose backend alone reads heads wherever they are
+            k, v = k.contiguous(), v.contiguous()
+        self.put(layer, k, v, slots)
 
     def put(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
         """Rotated K and V [T, kv_heads, head_dim] into T slots."""

@@ -14,6 +14,8 @@ from engine.codec import Codec
 from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, LayerLoader, make_loader
 from engine.model import Decoder
+from engine.options import BlendOptions
+from engine.policies import make_policy
 from engine.precompute import ChunkWriter
 from engine.prompt import PromptChunk
 from engine.sources import KVStore, Source
@@ -80,7 +82,8 @@ class BlendWorker:
                 name = request.options.loader
                 loader = make_loader(name, model, self.store, sources, watch, self._codec)
                 slots = self.paged.slots(plan.block_ids, plan.held, end)
-                return stack.enter_context(loader), model.new_cache(capacity), slots
+                cache = model.new_cache(capacity, passing=not _may_ask(request.options, model))
+                return stack.enter_context(loader), cache, slots
 
             loader, cache, slots = together(model.ranks, prepare)
 
@@ -115,6 +118,14 @@ class BlendWorker:
     def agreed(self, yes: bool) -> bool:
         """What rank 0 says, whatever the others do."""
         return bool(self.model.ranks.exchanged("yes" if yes else "")[0])
+
+
+def _may_ask(options: BlendOptions, model: Decoder) -> bool:
+    """Whether the question may read stored KV first. All layers are then staged before the first is
+    computed; else each is used in its own turn alone, and staged in the memory of the last."""
+    policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
+    reuse = options.mode != "blend" or (options.threshold is None and not any(options.ratios))
+    return not reuse and len(policy.question_layers(model.config.layers)) > 0
 
 
 def _without(source: Source, key: str) -> Source:

@@ -198,6 +198,19 @@ def test_gated_products(
     assert off_by(out, exact) < 0.006
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("rows", "width"), [(0, 32), (1, 16), (5, 1536), (3, 24)])
+def test_gating_pairs(kernels: Kernels, rows: int, width: int, activation: str) -> None:
+    x = randn(rows, 2 * width, scale=4)
+    out = kernels.gate_pairs(x, activation, torch.empty(rows, width, dtype=BF16))
+    gate, up = x.double().chunk(2, -1)
+    if activation == "silu":
+        exact = F.silu(gate) * up
+    else:
+        exact = F.gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up
+    assert off_by(out, exact) < 0.006
+
+
 @native_only
 def test_a_products_rows_do_not_depend_on_the_others() -> None:
     kernels = kernels_for(CPU, BF16)
