@@ -32,14 +32,15 @@ TINY = {
     for tiny in (
         Tiny("llama", "Llama", SHAPE),
         Tiny(
-            "llama-3kv",  # for three tensor-parallel ranks
+            "llama-6kv",  # for two and three tensor-parallel ranks, which share its vocabulary, too
             "Llama",
             SHAPE
             | dict(
-                hidden_size=288,
+                vocab_size=768,
+                hidden_size=384,
                 intermediate_size=576,
-                num_attention_heads=9,
-                num_key_value_heads=3,
+                num_attention_heads=12,
+                num_key_value_heads=6,
             ),
         ),
         Tiny("qwen2", "Qwen2", SHAPE),
