@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 class DamagedSource(IntegrityError):
     """An entry that turned out unusable when read; `key` names it. lost: it isn't damaged here, a
-    remote didn't give it."""
+    remote didn't give it; gone: it isn't there."""
 
     def __init__(self, key: str, error: IntegrityError | NotFoundError | LostEntry) -> None:
         super().__init__(error.message, error.hint)
         self.key = key
         self.lost = isinstance(error, LostEntry)
+        self.gone = isinstance(error, NotFoundError)
 
 
 # Stored KV is mapped for reading only, and only read.

@@ -21,8 +21,8 @@ _log = logging.getLogger("vllm.cacheblend")
 
 
 class LostSources(Exception):
-    """Entries that turned out unusable on one rank or more. entries: their keys; True: no more than
-    that a remote didn't give it."""
+    """Entries that turned out unusable on one rank or more. entries: their keys; True: none found
+    it damaged, a remote didn't give it or another rank's store doesn't have it."""
 
     def __init__(self, entries: dict[str, bool]) -> None:
         super().__init__(f"{len(entries)} entries are lost")
@@ -41,7 +41,7 @@ class OutOfStep(SystemExit):
 def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
     """Where several ranks meet. Returns if none has trouble; otherwise raises LostSources or
     RankFailed on all of them."""
-    said = json.dumps([_said(trouble) for trouble in troubles]) if troubles else ""
+    said = json.dumps([_said(trouble, ranks) for trouble in troubles]) if troubles else ""
     try:
         heard = ranks.exchanged(said, PATIENCE if troubles else None)
     except TimeoutError as error:
@@ -49,11 +49,11 @@ def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
         raise OutOfStep(1) from error
     lost: dict[str, bool] = {}
     for rank, words in enumerate(heard):
-        for key, remote, message in json.loads(words or "[]"):
+        for key, elsewhere, message in json.loads(words or "[]"):
             if key is None:
                 cause = troubles[0] if troubles else None
                 raise RankFailed(f"tensor-parallel rank {rank}: {message}") from cause
-            lost[key] = lost.get(key, True) and remote
+            lost[key] = lost.get(key, True) and elsewhere
     if lost:
         raise LostSources(lost)
 
@@ -72,7 +72,8 @@ def together(ranks: Ranks, action: Callable[[], T], kept: Sequence[Exception] = 
     return result
 
 
-def _said(trouble: Exception) -> tuple[str | None, bool, str]:
+def _said(trouble: Exception, ranks: Ranks) -> tuple[str | None, bool, str]:
     if isinstance(trouble, DamagedSource):
-        return trouble.key, trouble.lost, trouble.message
+        elsewhere = trouble.lost or (trouble.gone and not ranks.leads)
+        return trouble.key, elsewhere, trouble.message
     return None, False, str(trouble) or type(trouble).__name__

@@ -104,9 +104,9 @@ class BlendWorker:
         return BlendRun(plan, sources, blended, watch, loaded, dict(tiers), seconds)
 
     def _discard(self, lost: Mapping[str, bool]) -> None:
-        """Drops entries from the store, unless a remote only didn't give them."""
-        for key, remote in lost.items():
-            if not remote and self.model.ranks.leads:
+        """Drops damaged entries from the store."""
+        for key, elsewhere in lost.items():
+            if not elsewhere and self.model.ranks.leads:
                 self.store.discard(key)
 
     def save(self, plan: SavePlan) -> int:
