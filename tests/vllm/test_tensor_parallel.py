@@ -34,7 +34,8 @@ def served(request, start, model, store_dir):
     """Three ranks have the store that two have filled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # of each rank
-        return start(model, store_dir, tensor_parallel_size=request.param)
+        options = dict(tensor_parallel_size=request.param, extra={"self_test": True})
+        return start(model, store_dir, **options)
 
 
 @pytest.fixture(scope="module")
