@@ -27,6 +27,7 @@ os.environ.update(
     VLLM_CACHE_ROOT=str(_home / "cache"),
     VLLM_CONFIG_ROOT=str(_home / "config"),
     TOKENIZERS_PARALLELISM="false",
+    OMP_WAIT_POLICY="PASSIVE",  # threads that wait leave the cores to others, as in a busy CI
 )
 
 
