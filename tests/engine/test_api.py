@@ -150,10 +150,9 @@ def test_json_is_schema_1(engine: Engine) -> None:
     )
     raw = json.loads(json.dumps(result.to_json()))
     assert list(raw) == [
-        "schema", "engine", "answer", "finish_reason", "output_token_ids", "model", "mode", "policy",
-        "ratios", "threshold", "transfer", "check_layers", "skipped_blend", "prompt", "recomputed",
-        "first_token",
-        "timing", "kv", "compare", "audit",
+        "schema", "engine", "answer", "finish_reason", "output_token_ids", "model", "mode",
+        "policy", "ratios", "threshold", "transfer", "check_layers", "skipped_blend", "prompt",
+        "recomputed", "first_token", "timing", "kv", "compare", "audit",
     ]  # fmt: skip
     assert (raw["schema"], raw["engine"]) == (1, "torch")
     assert set(raw["model"]) == {"name", "fingerprint", "dtype", "kv_dtype", "device"}
