@@ -25,7 +25,6 @@ from engine.vllm.checks import WORKER, as_computed, check_config, check_layers, 
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.metrics import Tally
-from engine.vllm.paged import PagedKV
 from engine.vllm.plan import StepPlan
 from engine.vllm.prometheus import BlendPromMetrics, BlendStats
 from engine.vllm.ranks import GroupRanks
@@ -35,6 +34,7 @@ from engine.vllm.separators import Separator
 from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
 from engine.vllm.steps import StepResult, StepRunner
 from engine.vllm.stored import StoredChunks
+from engine.vllm.tails import TailedKV
 from engine.vllm.worker import BlendRun, BlendWorker
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class CacheBlendConnector(KVConnectorBase_V1):
         if group.world_size > 1:
             ranks = GroupRanks(group.device_group, group.cpu_group, config.kv_heads)
         decoder = VllmDecoder(config, model, embed.device, DTYPES[self.blueprint.dtype], ranks)
-        paged = PagedKV(attention, self.block_size, embed.device)
+        paged = TailedKV(attention, self.block_size, embed.device)
         self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
-        self.steps.worker = self.worker
+        self.steps.worker, self.steps.tails = self.worker, paged
         if not ranks.leads:
             self.steps.warn = logger.debug  # all ranks meet the same, and the first says it
 

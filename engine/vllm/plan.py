@@ -35,13 +35,15 @@ class BlendPlan:
 
     sources: one a segment, found by the scheduler's side. block_ids: the request's, from its first
     token on. held: so many leading tokens are in their blocks already, shared with others, and are
-    not written again.
+    not written again. salt: what only requests have in common that are blended in the very same
+    way; "" where that isn't known.
     """
 
     request: RequestPlan
     sources: tuple[Source, ...]
     block_ids: tuple[int, ...]
     held: int
+    salt: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class _Live:
 
     plan: RequestPlan
     left: str | None = None
+    salt: str = ""
     sources: tuple[Source, ...] = ()
     found_at: float | None = None
     why: str | None = None  # it was not blended, the last time it was scheduled
@@ -94,15 +95,16 @@ class BlendScheduler:
                     self._warn(request, f"{other}; it is not blended")
                 return None
             left = _left(request, plan)
+            salt = ""
             if left is None:
-                request.cache_salt = self._salt(plan, request.cache_salt)
+                salt = request.cache_salt = self._salt(plan, request.cache_salt)
                 request.block_hashes.clear()
                 request.update_block_hashes()
         except Exception as error:
             self._warn(request, f"{_said(error)}; it is not blended")
             self.refused += 1
             return None
-        self._live[request.request_id] = _Live(plan, left)
+        self._live[request.request_id] = _Live(plan, left, salt)
         if left is None:
             self._look_ahead(plan.prompt)
         return plan
@@ -141,7 +143,7 @@ class BlendScheduler:
         if loaded:
             self._step_tokens += live.plan.end
             live.blending, live.held = True, live.plan.end - loaded
-            plan = BlendPlan(live.plan, live.sources, tuple(block_ids), live.held)
+            plan = BlendPlan(live.plan, live.sources, tuple(block_ids), live.held, live.salt)
             self._blends.append(plan)
 
     def step(self, *, busy: bool) -> StepPlan:

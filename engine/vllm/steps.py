@@ -40,6 +40,16 @@ class StepResult:
     failed_blocks: frozenset[int] = frozenset()
 
 
+class Tails(Protocol):
+    """What is needed of `engine.vllm.tails.TailedKV`."""
+
+    def keep(self, plan: BlendPlan) -> None: ...
+
+    def restore(self, plan: BlendPlan) -> bool: ...
+
+    def forget(self, plan: BlendPlan) -> None: ...
+
+
 class StepRunner:
     """warn: takes a line for the log. worker: None where this one can't blend."""
 
@@ -53,6 +63,7 @@ class StepRunner:
         self.worker, self.block_size = worker, block_size
         self.runs: deque[BlendRun] = deque(maxlen=KEPT)
         self.listeners: list[RunListener] = []
+        self.tails: Tails | None = None
         self.tally = Tally()
         self.warn, self._clock = warn, clock
         self._resting_until = 0.0
@@ -87,8 +98,12 @@ class StepRunner:
     def _blend(self, plan: BlendPlan) -> RunSummary:
         if self.worker is None:
             raise CacheblendError("this worker has no model to blend with")
+        if self.tails is not None and self.tails.restore(plan):
+            return _held(plan)
         try:
             run = self.worker.blend(plan)
+            if self.tails is not None:
+                self.tails.keep(plan)
             self.runs.append(run)
             for listener in self.listeners:
                 listener.ran(run)
@@ -98,6 +113,8 @@ class StepRunner:
                 listener.failed(plan, error)
             why = f"{type(error).__name__}: {one_line(error)}"
             self.warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
+        if self.tails is not None:
+            self.tails.forget(plan)
         # Done here and now, for vLLM may have begun to schedule what comes after it.
         summary = summary_of(self.worker.blend(computed(plan)))
         return replace(summary, outcome="failed", options=plan.request.options, why=why)
@@ -133,6 +150,18 @@ def summary_of(run: BlendRun) -> RunSummary:
             total=run.seconds,
         ),
         tiers=tuple(run.tiers.items()),
+    )
+
+
+def _held(plan: BlendPlan) -> RunSummary:
+    return RunSummary(
+        request_id=plan.request.request_id,
+        outcome="held",
+        options=plan.request.options,
+        segments=(),
+        prompt_tokens=len(plan.request.prompt.token_ids),
+        end=plan.request.end,
+        held=plan.request.end,
     )
 
 

@@ -142,9 +142,11 @@ class TestMixtures:
         )
         params.extra_args = extra_args(prompt, ratio=0.3)
         given = {"prompt_token_ids": list(prompt.token_ids)}
+        served.connector.steps.runs.clear()
         (output,) = served.llm.generate([given], params, use_tqdm=False)
         served.settle()
         assert [len(o.token_ids) for o in output.outputs] == [STEPS] * 3
+        assert len(served.runs) == 1, "it is blended once for all of them"
         assert side(served).idle
 
 
@@ -153,9 +155,11 @@ class TestPrefixCache:
         stored(served, text)
         prompt = text.prompt([2, 0, 3, 1])
         first = served.ask(prompt, steps=STEPS)
+        served.connector.steps.runs.clear()
         again = served.ask(prompt, steps=STEPS)
         assert report(first)["held_tokens"] == 0
-        assert report(again)["held_tokens"] == 224  # full blocks of its 252 tokens
+        assert report(again)["status"] == "held"
+        assert not served.runs
         assert again.token_ids == first.token_ids
         assert (again.logprobs - first.logprobs).abs().max() < 1e-4
 
@@ -163,11 +167,24 @@ class TestPrefixCache:
         stored(served, text)
         prompt = text.prompt([2, 0], suffix=ids(60, 8))
         first = served.ask(prompt, steps=STEPS)
-        blends = len(served.runs)
+        served.connector.steps.runs.clear()
         again = served.ask(prompt, steps=STEPS)
         assert report(again)["status"] == "held"
-        assert len(served.runs) == blends
+        assert not served.runs
         assert again.token_ids == first.token_ids
+
+    def test_without_what_is_behind_the_last_block_it_is_blended_again(
+        self, served, text, monkeypatch
+    ):
+        stored(served, text)
+        prompt = text.prompt([2, 0, 3, 1])
+        first = served.ask(prompt, steps=STEPS)
+        monkeypatch.setattr(served.connector.steps, "tails", None)
+        again = served.ask(prompt, steps=STEPS)
+        assert report(again)["status"] == "blended"
+        assert report(again)["held_tokens"] == 224  # full blocks of its 252 tokens
+        assert again.token_ids == first.token_ids
+        assert (again.logprobs - first.logprobs).abs().max() < 1e-4
 
     def test_blocks_that_are_gone_are_blended_again(self, served, text):
         stored(served, text)
