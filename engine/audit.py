@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blake3 import blake3
 
@@ -21,7 +21,6 @@ from engine.task import Task
 
 if TYPE_CHECKING:
     from engine.options import BlendOptions
-    from engine.prefill import PrefillRun
     from engine.prompt import Prompt
     from engine.results import Audited, ModelInfo
 
@@ -103,6 +102,16 @@ class AuditLog:
         return good, lines.damaged + len(found) - len(good)
 
 
+class Ran(Protocol):
+    """Of a run, what is logged: see `engine.prefill.PrefillRun`."""
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    @property
+    def selected(self) -> Sequence[int]: ...
+
+
 @dataclass(frozen=True)
 class Audit:
     """Which prompts to audit: those whose number is a multiple of `every`.
@@ -133,7 +142,7 @@ class Audit:
         self,
         model: ModelInfo,
         prompt: Prompt,
-        run: PrefillRun,
+        run: Ran,
         options: BlendOptions,
         found: Audited,
     ) -> AuditRecord:

@@ -17,10 +17,14 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.version import __version__ as VLLM_VERSION
 
+from engine.audit import Audit, AuditLog
 from engine.model import DTYPES
 from engine.ranks import ALONE, Ranks
+from engine.results import ModelInfo
 from engine.rope import Rope
 from engine.sources import KVStore
+from engine.vllm.auditing import Auditor
+from engine.vllm.audits import AuditQueue
 from engine.vllm.checks import WORKER, as_computed, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
@@ -104,6 +108,12 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self.steps.worker, self.steps.tails = self.worker, paged
         if not ranks.leads:
             self.steps.warn = logger.debug  # all ranks meet the same, and the first says it
+        audit = self._audit()
+        if audit is not None:
+            blueprint = self.blueprint
+            types = blueprint.dtype, blueprint.kv_dtype, str(embed.device)
+            info = ModelInfo(blueprint.name, blueprint.spec.model, *types)
+            self.steps.auditor = Auditor(self.worker, info, audit)
 
     def try_out(self, vllm: Prefiller) -> None:
         """The self-test, once vLLM is warm; switches blending off where it fails."""
@@ -118,6 +128,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         self.steps.save(self._plan)
+        self.steps.audit(self._plan)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set(self._done.failed_blocks)
@@ -235,6 +246,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
                     "that list their chunks are blended",
                     settings.separator,
                 )
+        idles = envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process()
         return BlendScheduler(
             settings,
             self.store,
@@ -243,8 +255,13 @@ class CacheBlendConnector(KVConnectorBase_V1):
             separator,
             stored=StoredChunks(self.store, blueprint),
             context=None if blueprint.context == "prefix" else blueprint.chunk_context,
-            idles=envs.VLLM_ENABLE_V1_MULTIPROCESSING or _in_core_process(),
+            audits=AuditQueue(self._audit(), idles=idles),
+            idles=idles,
         )
+
+    def _audit(self) -> Audit | None:
+        every = self.settings.audit
+        return Audit(AuditLog(self.store.journal), every) if every else None
 
     def _say(self) -> None:
         if self.scheduler is not None and self.scheduler.warnings:

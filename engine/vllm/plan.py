@@ -57,8 +57,19 @@ class SavePlan:
 
 
 @dataclass(frozen=True)
+class AuditPlan:
+    """A request that has ended, to be compared with full prefill. sources: what it was blended
+    from, one a segment."""
+
+    request: RequestPlan
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
 class StepPlan:
-    """All that is to be done in one step of the engine: blends before its forward, saves after."""
+    """All that is to be done in one step of the engine: blends before its forward, saves and audits
+    after."""
 
     blends: Sequence[BlendPlan] = ()
     saves: Sequence[SavePlan] = ()
+    audits: Sequence[AuditPlan] = ()

@@ -13,6 +13,7 @@ from engine.lookups import notes as miss_notes
 from engine.prompt import Prompt
 from engine.rope import Rope
 from engine.sources import KVStore, Source, find_sources
+from engine.vllm.audits import AuditQueue
 from engine.vllm.naming import PARAMETER, FindsChunks, RequestReader
 from engine.vllm.plan import BlendPlan, RequestPlan, StepPlan
 from engine.vllm.salt import Salt
@@ -62,6 +63,7 @@ class BlendScheduler:
         *,
         stored: FindsChunks | None = None,
         context: tuple[int, ...] | None = None,
+        audits: AuditQueue | None = None,
         idles: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +75,7 @@ class BlendScheduler:
         self.warnings: list[str] = []
         self.refused = 0  # requests that name their chunks wrongly
         self.saves = SaveQueue(context, idles=idles)
+        self.audits = AuditQueue(None) if audits is None else audits
         self._salt = Salt(spec.layers, f"{settings.store} {spec}")
         self._clock = clock
         self._live: dict[str, _Live] = {}
@@ -148,7 +151,8 @@ class BlendScheduler:
 
     def step(self, *, busy: bool) -> StepPlan:
         """What the workers are to do in the step that begins now. busy: requests run in it."""
-        plan = StepPlan(tuple(self._blends), self.saves.take(busy=busy))
+        saves, audits = self.saves.take(busy=busy), self.audits.take(busy=busy)
+        plan = StepPlan(tuple(self._blends), saves, audits)
         self._blends, self._step_tokens = [], 0
         return plan
 
@@ -195,7 +199,7 @@ class BlendScheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step is wanted though no request runs."""
-        return bool(self.saves)
+        return bool(self.saves or self.audits)
 
     @property
     def idle(self) -> bool:
@@ -247,6 +251,11 @@ class BlendScheduler:
             summary = self._accounted(live, summary)
         except Exception as error:
             self.warnings.append(f"the store could not be told of a prompt: {_said(error)}")
+        if summary.outcome == "blended":
+            try:
+                self.audits.offer(live.plan, live.sources)
+            except CacheblendError as error:
+                self.warnings.append(f"a prompt could not be audited: {_said(error)}")
         self._over.append(summary)
         report.update(summary.to_json())
 

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from cache_store.errors import CacheblendError
 from engine.options import BlendOptions
+from engine.results import Audited
 from engine.sources import Source
 from engine.vllm.metrics import Tally
-from engine.vllm.plan import BlendPlan, SavePlan, StepPlan
+from engine.vllm.plan import AuditPlan, BlendPlan, SavePlan, StepPlan
 from engine.vllm.summary import RunSummary, Seconds, segments_of
 from engine.vllm.text import one_line
 from engine.vllm.tracing import RunListener
@@ -65,6 +66,7 @@ class StepRunner:
         self.listeners: list[RunListener] = []
         self.tails: Tails | None = None
         self.tally = Tally()
+        self.auditor: Callable[[AuditPlan], Audited] | None = None
         self.warn, self._clock = warn, clock
         self._resting_until = 0.0
 
@@ -94,6 +96,17 @@ class StepRunner:
                 self.tally.add("failures", 1, "save")
                 self._resting_until = self._clock() + PATIENCE
                 self.warn(f"not every new chunk was stored: {one_line(error)}")
+
+    def audit(self, plan: StepPlan) -> None:
+        """To be called last: nothing waits for it."""
+        for wanted in plan.audits:
+            if self.auditor is None:
+                return
+            try:
+                self.tally.observe("audit_kl", self.auditor(wanted).kl_mean)
+            except Exception as error:  # torch's word for no memory left is a RuntimeError
+                self.tally.add("failures", 1, "audit")
+                self.warn(f"a prompt could not be audited: {one_line(error)}")
 
     def _blend(self, plan: BlendPlan) -> RunSummary:
         if self.worker is None:

@@ -1,8 +1,8 @@
 """One vLLM worker's part: blends into its blocks, and stores chunks that were missing."""
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -74,13 +74,11 @@ class BlendWorker:
         question = suffix if request.question_tokens is None else request.question_tokens
         capacity = end + question
         tables = model.rope.tables(len(ids), capacity)
-        keys = [s.match.key for s in sources if s.match is not None]
         with ExitStack() as stack:
 
             def prepare() -> tuple[LayerLoader, KVCache, torch.Tensor]:
-                stack.enter_context(self.store.pinned(keys))
-                name = request.options.loader
-                loader = make_loader(name, model, self.store, sources, watch, self._codec)
+                stack.enter_context(self.pinned(sources))
+                loader = self.loader(request.options, sources, watch)
                 slots = self.paged.slots(plan.block_ids, plan.held, end)
                 cache = model.new_cache(capacity, passing=not _may_ask(request.options, model))
                 return stack.enter_context(loader), cache, slots
@@ -102,6 +100,16 @@ class BlendWorker:
         synchronize(model.device)
         seconds = time.perf_counter() - began
         return BlendRun(plan, sources, blended, watch, loaded, dict(tiers), seconds)
+
+    def pinned(self, sources: Sequence[Source]) -> AbstractContextManager[object]:
+        """Within, what the sources come from is not evicted."""
+        return self.store.pinned([s.match.key for s in sources if s.match is not None])
+
+    def loader(
+        self, options: BlendOptions, sources: Sequence[Source], watch: Stopwatch
+    ) -> LayerLoader:
+        """What brings the sources' stored KV; to be closed."""
+        return make_loader(options.loader, self.model, self.store, sources, watch, self._codec)
 
     def _discard(self, lost: Mapping[str, bool]) -> None:
         """Drops damaged entries from the store."""

@@ -10,6 +10,7 @@ import pytest
 
 from cache_store.catalog import ChunkInfo
 from cache_store.store import ChunkStore
+from engine.audit import AuditLog
 from tests.cbcli.world import CHATML, TEXTS
 from tests.engine.tiny_models import build
 from tests.engine.tiny_tokenizers import write_tokenizer
@@ -311,3 +312,19 @@ def test_tells_of_itself(server: Server, home: Path) -> None:
     assert told["store"]["documents"] >= len(TEXTS)
     assert told["settings"]["policy"] == "value"
     assert told["model"]["name"] == "tiny"
+
+
+def test_one_in_two_blended_answers_is_audited(client: Any, server: Server, home: Path) -> None:
+    """As `--audit 2` asks for; the log is the one that the torch engine writes."""
+    documents = [{"name": "two.txt"}, {"name": "one.md"}]
+    for number in range(2):
+        question = f"What is question {number} for the log?"
+        chat(client, documents, messages=[{"role": "user", "content": question}])
+    server.wait_for("audit_kl_count", 1)
+    assert server.metric("failures_total", what="audit") == 0
+    with ChunkStore.open(home / "store", read_only=True) as store:
+        records, damaged = AuditLog(store.journal).records()
+    assert damaged == 0
+    assert records[-1].policy == "value"
+    assert records[-1].cached_tokens > records[-1].recomputed > 0
+    assert 0 <= records[-1].kl_mean < 1
