@@ -222,6 +222,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
         return BlendPromMetrics(*args, **named)
 
     def shutdown(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.close()
         self.store.close()
 
     @property

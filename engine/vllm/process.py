@@ -192,6 +192,9 @@ class _Counters:
     def add(self, name: str, number: int = 1) -> None:
         return
 
+    def flush(self) -> None:
+        return
+
 
 def _watch_of(runner: Any) -> Any:
     from engine.vllm.watching import LogitsWatch

@@ -10,10 +10,11 @@ from cache_store.errors import CacheblendError
 from cache_store.keys import KVSpec
 from engine.lookups import account
 from engine.lookups import notes as miss_notes
-from engine.prompt import Prompt
 from engine.rope import Rope
-from engine.sources import KVStore, Source, find_sources
+from engine.sources import KVStore, Source
+from engine.vllm.admission import left_to_vllm, not_worth_it, other_kind
 from engine.vllm.audits import AuditQueue
+from engine.vllm.lookup import Found, Lookups
 from engine.vllm.naming import PARAMETER, FindsChunks, RequestReader
 from engine.vllm.plan import BlendPlan, RequestPlan, StepPlan
 from engine.vllm.salt import Salt
@@ -25,6 +26,10 @@ from engine.vllm.text import one_line
 
 FRESH = 2.0
 """Seconds after which a waiting request's chunks are looked up again."""
+PATIENCE = 10.0
+"""Seconds that a request waits for what a remote store has of it."""
+COUNTED = 10.0
+"""Seconds between two writings of what was counted."""
 _OWED = 4096  # requests that ended before their blend's result was here
 _OVER = 1024  # summaries that nobody took
 
@@ -43,6 +48,13 @@ class _Live:
     blending: bool = False  # the result of its blend is not here yet
     ran: bool = False
     summary: RunSummary | None = None
+    lookup: Found | None = None  # that is not through yet, begun at asked_at
+    asked_at: float = 0.0
+
+    def drop_lookup(self) -> None:
+        if self.lookup is not None:
+            self.lookup.cancel()
+        self.lookup = None
 
 
 class BlendScheduler:
@@ -70,14 +82,15 @@ class BlendScheduler:
         """separator, stored: see `RequestReader`. context: what chunks are computed behind; None:
         their prompt's prefix. idles: see `SaveQueue`."""
         self.settings, self.store, self.spec = settings, store, spec
-        self.rope = rope
         self._reader = RequestReader(settings, spec.layers, separator or None, stored)
         self.warnings: list[str] = []
         self.refused = 0  # requests that name their chunks wrongly
         self.saves = SaveQueue(context, idles=idles)
         self.audits = AuditQueue(None) if audits is None else audits
         self._salt = Salt(spec.layers, f"{settings.store} {spec}")
-        self._clock = clock
+        background = settings.remote is not None
+        self._lookups = Lookups(lambda: self.store, spec, rope, background=background)
+        self._clock, self._counted_at = clock, clock()
         self._live: dict[str, _Live] = {}
         self._owed: OrderedDict[str, tuple[_Live, dict[str, Any]]] = OrderedDict()
         self._over: deque[RunSummary] = deque(maxlen=_OVER)
@@ -93,11 +106,11 @@ class BlendScheduler:
             )
             if plan is None:
                 return None
-            if (other := _other_kind(request)) is not None:
+            if (other := other_kind(request)) is not None:
                 if PARAMETER in (request.kv_transfer_params or {}):
                     self._warn(request, f"{other}; it is not blended")
                 return None
-            left = _left(request, plan)
+            left = left_to_vllm(request, plan)
             salt = ""
             if left is None:
                 salt = request.cache_salt = self._salt(plan, request.cache_salt)
@@ -107,14 +120,14 @@ class BlendScheduler:
             self._warn(request, f"{_said(error)}; it is not blended")
             self.refused += 1
             return None
-        self._live[request.request_id] = _Live(plan, left, salt)
-        if left is None:
-            self._look_ahead(plan.prompt)
+        live = self._live[request.request_id] = _Live(plan, left, salt)
+        if self._lookups.background:
+            live.lookup, live.asked_at = self._lookups.begin(plan), self._clock()
         return plan
 
     def matched(self, request: Any, held: int) -> int | None:
         """How many tokens after the first `held` ones come from stored KV; None: not in this step,
-        which has enough to blend.
+        which has enough to blend, or comes before it is known.
 
         To be asked again for a request that could not be scheduled then.
         """
@@ -125,8 +138,9 @@ class BlendScheduler:
         if held >= plan.end:
             return 0
         try:
-            self._find(live)
-            live.why = self._why_not(live)
+            if not self._look(live):
+                return None
+            live.why = not_worth_it(plan, live.sources, self.settings.step_tokens)
         except Exception as error:
             live.why = f"the store could not be asked: {_said(error)}"
             self._warn(request, live.why)
@@ -179,6 +193,8 @@ class BlendScheduler:
         live = self._live.pop(request.request_id, None)
         if live is None:
             return None
+        if live.left is None:
+            live.drop_lookup()
         report: dict[str, Any] = {}
         ended = getattr(request.status, "name", "")
         live.ran = live.ran and ended != "FINISHED_ERROR"
@@ -196,6 +212,10 @@ class BlendScheduler:
         self._over.clear()
         return taken
 
+    def close(self) -> None:
+        """Ends its thread, if it has one; nothing may be asked after it."""
+        self._lookups.close()
+
     @property
     def has_work(self) -> bool:
         """Whether a step is wanted though no request runs."""
@@ -206,43 +226,22 @@ class BlendScheduler:
         """Whether nothing is kept of any request."""
         return not (self._live or self._owed or self._blends)
 
-    def _look_ahead(self, prompt: Prompt) -> None:
-        chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
-        try:
-            self.store.look_ahead(self.spec, chunks)
-        except Exception as error:
-            self.warnings.append(f"the store could not be asked: {_said(error)}")
-
-    def _find(self, live: _Live) -> None:
+    def _look(self, live: _Live) -> bool:
+        """Looks up what is stored of a request, unless it is known; returns whether that is done.
+        Raises whatever the store does."""
         now = self._clock()
-        if live.found_at is not None and now - live.found_at < FRESH:
-            return
-        prompt, options = live.plan.prompt, live.plan.options
-        regime = self.rope.regime(len(prompt.token_ids))
-        live.sources = find_sources(
-            *(prompt, self.store, self.spec, regime, options.mode, options.strict_context)
-        )
-        live.found_at = now
-
-    def _why_not(self, live: _Live) -> str | None:
-        """Why a request is not to be blended with what was found, None where it is."""
-        options = live.plan.options
-        cached = _tokens(live.sources, cached=True)
-        if not cached:
-            return "nothing of it is stored"
-        if options.mode == "blend" and cached < options.min_tokens:
-            return f"{cached} cached tokens; blending begins at {options.min_tokens}"
-        missing = _tokens(live.sources, cached=False)
-        if missing > self.settings.step_tokens:
-            return (
-                f"{missing} tokens of missed chunks are more than one step computes "
-                f"({self.settings.step_tokens})"
-            )
-        if options.indices is not None:
-            places = {p for s in live.sources if s.cached for p in _places(s)}
-            if outside := sorted(set(options.indices) - places):
-                return f"position {outside[0]} is not a cached token of this prompt"
-        return None
+        if live.found_at is not None and (self._lookups.background or now - live.found_at < FRESH):
+            return True
+        if live.lookup is None:
+            live.lookup, live.asked_at = self._lookups.begin(live.plan), now
+        if not live.lookup.done():
+            if now - live.asked_at > PATIENCE:
+                live.drop_lookup()
+                raise CacheblendError("it did not answer in time")
+            return False
+        lookup, live.lookup = live.lookup, None
+        live.sources, live.found_at = lookup.result(), now
+        return True
 
     def _report(self, live: _Live, report: dict[str, Any]) -> None:
         """Ends a request: counts what it found, queues what it missed, fills in its report."""
@@ -263,7 +262,7 @@ class BlendScheduler:
         plan, saving, reasons = live.plan, 0, None
         sources = live.sources
         if live.ran and not sources and live.summary is None and live.left is not None:
-            self._find(live)  # vLLM computed it without our looking
+            self._look(live)  # vLLM computed it without our asking
             sources = live.sources
         statuses = [s.status for s in summary.segments] or [s.status for s in sources]
         missed = [
@@ -273,6 +272,9 @@ class BlendScheduler:
         ]
         if live.ran and sources:
             reasons = account(self.store, self.spec, sources, strict=plan.options.strict_context)
+            if self._clock() - self._counted_at > COUNTED:
+                self._counted_at = self._clock()
+                self.store.counters.flush()
         may = plan.save and live.ran and not self.store.read_only
         if may:
             saving = self.saves.add(plan.prompt.prefix_ids, missed)
@@ -307,43 +309,7 @@ class BlendScheduler:
         self.warnings.append(f"request {one_line(request.request_id)}: {text}")
 
 
-def _other_kind(request: Any) -> str | None:
-    """What makes a request one that is none of ours, None where it is text and nothing else."""
-    kinds = {
-        "prompt_embeds": "its prompt is given as embeddings",
-        "prompt_is_token_ids": "its prompt is given as embeddings",
-        "mm_features": "its prompt is multimodal",
-        "lora_request": "it uses a LoRA adapter",
-        "pooling_params": "it asks for pooling",
-        "resumable": "its input is streamed",
-    }
-    for name, why in kinds.items():
-        value = getattr(request, name, None)
-        if value is not None and value is not False and value != []:
-            return why
-    return None
-
-
-def _left(request: Any, plan: RequestPlan) -> str | None:
-    """Why vLLM computes a request altogether, None where it may be blended."""
-    if plan.options.computes_all:
-        return "all of it is to be computed"
-    if getattr(request, "skip_reading_prefix_cache", False):
-        return "it asks for what only computing gives, as log-probabilities of the prompt"
-    return None
-
-
 def _said(error: Exception) -> str:
     if isinstance(error, CacheblendError):
         return one_line(error)
     return f"{type(error).__name__}: {one_line(error)}"
-
-
-def _places(source: Source) -> range:
-    return range(source.segment.start, source.segment.end)
-
-
-def _tokens(sources: Sequence[Source], *, cached: bool) -> int:
-    """Of chunks whose KV is stored, or is not."""
-    chunks = (s for s in sources if s.segment.kind == "chunk" and s.cached == cached)
-    return sum(len(_places(s)) for s in chunks)

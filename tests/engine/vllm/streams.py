@@ -28,7 +28,7 @@ class Names:
         self.counted: list[str] = []
         self.finds = 0
         self.broken: Exception | None = None
-        self.counters = SimpleNamespace(add=self.counted.append)
+        self.counters = SimpleNamespace(add=self.counted.append, flush=lambda: None)
 
     def look_ahead(self, spec: object, chunks: object, seconds: object = None) -> None:
         self._check()

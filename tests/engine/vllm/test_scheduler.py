@@ -1,13 +1,25 @@
 """The scheduler's side of the connector, with requests and a store that are names only."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
+from cache_store.store import ChunkStore
 from engine.options import BlendOptions
 from engine.vllm.salt import Salt
 from engine.vllm.saves import BUSY_STEPS
-from tests.engine.vllm.streams import FakeRequest, Names, chunk, request, result, scheduler
+from engine.vllm.scheduler import PATIENCE
+from tests.engine.vllm.streams import (
+    SPEC,
+    FakeRequest,
+    Names,
+    chunk,
+    request,
+    result,
+    scheduler,
+)
 
 A, B, C = chunk(1), chunk(2), chunk(3)
 
@@ -316,6 +328,85 @@ class TestLookups:
         told = side.finished(asked)["cacheblend"]
         assert told["status"] == "full"
         assert told["saving"] == 1
+
+
+class TestRemote:
+    """Where a network may have to be waited for, a thread does it."""
+
+    @pytest.fixture
+    def slow(self):
+        """A store that answers once it may; and the side that asks it, whose clock is `now`."""
+        store, self.may, self.now = Names([A, B]), threading.Event(), [0.0]
+        find = store.find
+        store.find = lambda *args, **named: self.may.wait(30) and find(*args, **named)
+        side = scheduler(store, remote="file:///nowhere", clock=lambda: self.now[0])
+        yield store, side
+        self.may.set()
+        side.close()
+
+    def until_known(self, side, asked):
+        end = time.monotonic() + 30
+        while (claim := side.matched(asked, 0)) is None:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        return claim
+
+    def test_a_request_waits_and_the_others_go_on(self, slow):
+        store, side = slow
+        asked, plain = request("r", [A, B]), FakeRequest("p", list(range(100)))
+        side.arrived(asked)
+        side.arrived(plain)
+        assert side.matched(asked, 0) is None
+        assert side.matched(plain, 0) == 0
+        self.may.set()
+        assert self.until_known(side, asked) == 83
+        finds = store.finds
+        side.matched(asked, 0)
+        assert store.finds == finds
+
+    def test_a_store_that_does_not_answer_leaves_it_to_vllm(self, slow):
+        _, side = slow
+        asked = request("r", [A, B])
+        side.arrived(asked)
+        assert side.matched(asked, 0) is None
+        self.now[0] = PATIENCE + 1
+        assert run(side, asked)[0] == 0
+        assert "in time" in side.finished(asked)["cacheblend"]["why"]
+        assert side.idle
+
+    def test_a_request_that_ends_while_it_is_looked_up(self, slow):
+        _, side = slow
+        for name in "abc":
+            asked = request(name, [A, B])
+            side.arrived(asked)
+            side.finished(asked)
+        assert side.idle
+
+    def test_an_error_of_the_store_is_one_of_the_thread_too(self, slow):
+        store, side = slow
+        store.broken = OSError("no network")
+        asked = request("r", [A, B])
+        side.arrived(asked)
+        self.may.set()
+        assert self.until_known(side, asked) == 0
+        assert "no network" in side.warnings[0]
+
+    def test_a_real_store_may_be_asked_by_a_thread(self, tmp_path):
+        store = ChunkStore.open(tmp_path / "store", limit_bytes=10**8)
+        kv = bytes(40 * SPEC.kv_heads * SPEC.head_dim * 4)
+        store.put(SPEC, A, (1, 2, 3), "", [(kv, kv)] * SPEC.layers)
+        side = scheduler(store, remote="file:///nowhere")
+        asked = request("r", [A, B])
+        side.arrived(asked)
+        assert self.until_known(side, asked) == 83
+        _, plan = run(side, asked)
+        assert [s.status for s in plan.blends[0].sources][1:3] == ["exact", "miss"]
+        side.results([result(plan.blends[0])])
+        told = side.finished(asked)["cacheblend"]
+        assert [s["reason"] for s in told["segments"]][1:3] == [None, "absent"]
+        assert not side.warnings
+        side.close()
+        store.close()
 
 
 class TestSaves:

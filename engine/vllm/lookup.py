@@ -1,0 +1,51 @@
+"""What is stored of a prompt: looked up at once, or by a thread where a remote is asked too."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from cache_store.keys import KVSpec
+from engine.rope import Rope
+from engine.sources import KVStore, Source, find_sources
+from engine.vllm.plan import RequestPlan
+
+Found = Future[tuple[Source, ...]]
+
+
+class Lookups:
+    """Looks prompts up, one after the other.
+
+    store: tells the store, which may be changed. background: a lookup may wait for a network, and
+    every request of the engine with it; so a thread does it.
+    """
+
+    def __init__(
+        self, store: Callable[[], KVStore], spec: KVSpec, rope: Rope, *, background: bool
+    ) -> None:
+        self._store, self._spec, self._rope = store, spec, rope
+        self._pool = ThreadPoolExecutor(1, "cacheblend-lookup") if background else None
+
+    @property
+    def background(self) -> bool:
+        return self._pool is not None
+
+    def begin(self, plan: RequestPlan) -> Found:
+        """One source a segment; done already where that takes no thread."""
+        if self._pool is not None:
+            return self._pool.submit(self._find, plan)
+        found: Found = Future()
+        try:
+            found.set_result(self._find(plan))
+        except Exception as error:
+            found.set_exception(error)
+        return found
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _find(self, plan: RequestPlan) -> tuple[Source, ...]:
+        prompt, options, store = plan.prompt, plan.options, self._store()
+        chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
+        store.look_ahead(self._spec, chunks)
+        regime = self._rope.regime(len(prompt.token_ids))
+        return find_sources(prompt, store, self._spec, regime, options.mode, options.strict_context)
