@@ -151,10 +151,17 @@ def serve(plan: ServerPlan, sock: socket.socket, on_ready: Callable[[Ready], Non
         except (KeyboardInterrupt, CacheblendError):
             raise
         except (ValueError, RuntimeError, OSError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise CacheblendError(
-                f"vLLM could not start: {lines[0]}", "what it said above tells more; -v shows all"
+                f"vLLM could not start: {_reason(error)}",
+                "what it said above tells more; -v shows all",
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """In a line. Of settings that pydantic refused, what is wrong with the first."""
+    found = error.errors() if hasattr(error, "errors") else []
+    text = str(found[0].get("msg", "") if found else error).removeprefix("Value error, ")
+    return text.strip().partition("\n")[0] or type(error).__name__
 
 
 def _parsed(plan: ServerPlan) -> Any:
@@ -165,7 +172,10 @@ def _parsed(plan: ServerPlan) -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise UsageError(f"vLLM: {message}", "cacheblend serve --help shows what is taken")
+            raise UsageError(
+                f"vLLM: {message}",
+                "cacheblend serve --help, and -- --help=all behind the model, show what is taken",
+            )
 
     cli_env_setup()
     args = make_arg_parser(Parser(prog="cacheblend serve MODEL --")).parse_args(arguments(plan))

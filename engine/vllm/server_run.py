@@ -10,9 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+from vllm.entrypoints.launchers.api_server.entry import (
+    build_async_engine_client_from_engine_args,
+)
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 from vllm.entrypoints.launchers.launcher import serve_http, validate_api_server_args
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.reasoning import ReasoningParserManager
@@ -21,6 +25,7 @@ from vllm.utils.system_utils import set_ulimit
 from vllm.version import __version__ as vllm_version
 
 from cache_store.errors import UsageError
+from engine.vllm.checks import check_config
 from engine.vllm.server import Ready, ServerPlan
 from engine.vllm.server_app import Documents
 from engine.vllm.server_state import ServerState
@@ -43,7 +48,9 @@ async def run(
     if plan.quiet:
         _say_no_shutdown()
     set_ulimit()
-    async with build_async_engine_client(args) as engine:
+    engine_args = _CheckedArgs.from_cli_args(args)
+    propagate_flash_late_interaction(args, engine_args)
+    async with build_async_engine_client_from_engine_args(engine_args) as engine:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
@@ -59,6 +66,16 @@ async def run(
         await shut_down
     finally:
         sock.close()
+
+
+class _CheckedArgs(AsyncEngineArgs):
+    """Refuses what can't be blended with in this process: the engine's would show where it was
+    raised, at length."""
+
+    def create_engine_config(self, *args: Any, **named: Any) -> Any:
+        config = super().create_engine_config(*args, **named)
+        check_config(config, vllm_version)
+        return config
 
 
 async def _tell(app: FastAPI, state: ServerState, on_ready: Callable[[Ready], None]) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.cbcli.terminal import run
+
 START_SECONDS = 240
 COMMAND = [sys.executable, "-c", "from cbcli.entry import main; main()"]
 ROOT = Path(__file__).parent.parent.parent
@@ -30,11 +32,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def cacheblend(home: Path, *args: str) -> Any:
-    """The JSON that a command prints."""
-    done = subprocess.run(
-        [*COMMAND, *args, "--json"], env=environment(home), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    """The JSON that a command prints, run in this process: another one than the server's."""
+    done = run(*args, "--json", env={"CACHEBLEND_HOME": str(home)})
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
@@ -82,17 +82,22 @@ class Server:
         return self.process.wait(timeout=60)
 
 
-def start(home: Path, model: str | Path, log: Path, *flags: str) -> Server:
-    """Starts a server on any free port, and waits until it answers."""
-    said = log.with_suffix(".json")
-    with log.open("w") as errors, said.open("w") as data:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", str(model), "--port", "0", "--json", *flags],
+def launch(home: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """`cacheblend serve`, its standard error in `log` and its output beside it."""
+    with log.open("w") as errors, log.with_suffix(".json").open("w") as data:
+        return subprocess.Popen(
+            [*COMMAND, "serve", *flags],
             env=environment(home),
             stdout=data,
             stderr=errors,
             start_new_session=True,
         )
+
+
+def start(home: Path, model: str | Path, log: Path, *flags: str) -> Server:
+    """Starts a server on any free port, and waits until it answers."""
+    said = log.with_suffix(".json")
+    process = launch(home, log, str(model), "--port", "0", "--json", *flags)
     try:
         until = time.monotonic() + START_SECONDS
         while not said.read_text().endswith("\n"):

@@ -1,7 +1,9 @@
 """`cacheblend serve` on a real vLLM, asked by OpenAI's own client."""
 
 import json
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from engine.audit import AuditLog
 from tests.cbcli.world import CHATML, TEXTS
 from tests.engine.tiny_models import build
 from tests.engine.tiny_tokenizers import write_tokenizer
-from tests.vllm.serving import Server, cacheblend, start
+from tests.vllm.serving import START_SECONDS, Server, cacheblend, launch, start
 from tests.vllm.worlds import TINY
 
 SEPARATOR = " # # "
@@ -328,3 +330,41 @@ def test_one_in_two_blended_answers_is_audited(client: Any, server: Server, home
     assert records[-1].policy == "value"
     assert records[-1].cached_tokens > records[-1].recomputed > 0
     assert 0 <= records[-1].kl_mean < 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (("--pipeline-parallel-size", "2"), 2, "pipeline parallel"),
+        (("--ration", "0.5"), 2, "--ration"),
+    ],
+)
+def test_what_vllm_or_blending_refuses_is_told_in_a_line(
+    home: Path, tmp_path: Path, flags: tuple[str, ...], code: int, said: str
+) -> None:
+    log = tmp_path / "log.txt"
+    process = launch(home, log, "tiny", "--port", "0", "--json", *flags)
+    assert process.wait(timeout=START_SECONDS) == code
+    *_, last = log.read_text().splitlines()
+    assert said in json.loads(last)["error"]["message"]
+    assert "Traceback" not in log.read_text()
+
+
+def test_ctrl_c_while_it_starts_ends_it_at_once(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    process = launch(home, log, "tiny", "--port", "0")
+    until = time.monotonic() + START_SECONDS
+    while "starting vLLM" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=START_SECONDS) == 130
+    assert log.read_text().splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in log.read_text()
+
+
+def test_ctrl_c_ends_it_in_good_order(server: Server) -> None:
+    """The last test: nothing answers after it."""
+    assert server.end(signal.SIGINT) == 0
+    text = server.log.read_text()
+    assert "Traceback" not in text
+    assert "error" not in text.lower().splitlines()[-1]
