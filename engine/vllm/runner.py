@@ -86,7 +86,10 @@ class WorkerPrefiller(Prefiller):
         group = get_tp_group()
         if group.world_size == 1:
             return [said]
-        return [group.broadcast_object(said, src=rank) for rank in range(group.world_size)]
+        heard: list[Any] = [None] * group.world_size
+        # vLLM's own `broadcast_object` takes words of its first rank only.
+        torch.distributed.all_gather_object(heard, said, group=group.cpu_group)
+        return heard
 
 
 def _step() -> SchedulerOutput:
