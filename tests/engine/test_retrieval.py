@@ -199,7 +199,7 @@ def test_bm25s_is_imported_for_the_first_index_only_and_without_numba_or_jax(
     (tmp_path / "numba.py").write_text("print('numba loaded')\ndef njit(f): return f")
     script = f"""
 import sys
-sys.path.append({str(tmp_path)!r})
+sys.path.insert(0, {str(tmp_path)!r})  # before those that are installed
 from engine.retrieval import Retriever
 print("bm25s" in sys.modules)
 class Chunk:
