@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -31,3 +34,25 @@ def thread_count(
         return wanted
     told = any(environ.get(name, "").strip() for name in VARIABLES)
     return max(1, (present if told else min(present, machine.usable)) // sharing)
+
+
+def use_all_cores() -> None:
+    """Lets the calling thread run on every core that any thread of this process may run on.
+
+    Where OpenMP binds its threads to cores, the one that computes is among them, and a thread that
+    it starts would stay on its core, and in its way.
+    """
+    if cores := _cores_of(os.getpid()):
+        with suppress(OSError):
+            os.sched_setaffinity(0, cores)
+
+
+@cache
+def _cores_of(process: int) -> frozenset[int]:
+    """This process's, looked up once; empty where the system doesn't tell."""
+    found: set[int] = set()
+    with suppress(OSError, AttributeError):
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it may have ended
+                found |= os.sched_getaffinity(int(thread.name))
+    return frozenset(found)

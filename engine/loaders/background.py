@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 
 from engine.loaders.base import LayerLoader
+from engine.threads import use_all_cores
 
 
 class BackgroundLoader(LayerLoader):
@@ -20,7 +21,9 @@ class BackgroundLoader(LayerLoader):
     def _begin(self) -> None:
         self._futures: dict[int, Future[list[torch.Tensor]]] = {}
         if self._entries:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="load-kv")
+            self._pool = ThreadPoolExecutor(
+                self.threads, thread_name_prefix="load-kv", initializer=use_all_cores
+            )
         for index in range(self._room):
             self._ask(index)
 

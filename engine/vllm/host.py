@@ -3,18 +3,23 @@
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.version import __version__ as VLLM_VERSION
 
+from engine.loaders.pipelined import PipelinedLoader
 from engine.vllm.checks import check_config, said
 from engine.vllm.connector import CacheBlendConnector
+from engine.vllm.reserve import left_for_blocks, staged_bytes
 from engine.vllm.runner import WorkerPrefiller
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+logger = init_logger("vllm.cacheblend")
 
 
 class CacheBlendWorker(PlatformWorker):
@@ -24,6 +29,33 @@ class CacheBlendWorker(PlatformWorker):
             with said():  # while there is no weight to wait for
                 check_config(vllm_config, VLLM_VERSION)
         super().__init__(vllm_config, *args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        """Less what a blend stages on an accelerator, unless the user has set the size."""
+        available: int = super().determine_available_memory()
+        transfer = self.vllm_config.kv_transfer_config
+        if (
+            current_platform.is_cpu()
+            or self.cache_config.kv_cache_memory_bytes
+            or transfer is None
+            or not transfer.has_connector(CacheBlendConnector.__name__)
+        ):
+            return available
+        model, ranks = self.model_config, self.parallel_config
+        staged = staged_bytes(
+            model.max_model_len,
+            model.get_num_layers(ranks),
+            model.get_num_kv_heads(ranks),
+            model.get_head_size(),
+            model.dtype.itemsize,
+            PipelinedLoader.space,
+        )
+        left, kept = left_for_blocks(available, staged)
+        logger.info(
+            "cacheblend: %.2f GB are kept for staging one prompt; %.2f for one of %d tokens",
+            *(kept / 1e9, staged / 1e9, model.max_model_len),
+        )
+        return left
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

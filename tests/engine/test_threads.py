@@ -1,8 +1,10 @@
 """How many threads compute: as many as asked for, or as the machine lets run at once."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -82,3 +84,26 @@ def test_loading_an_engine_sets_them(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     Engine.load(tmp_path)
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system doesn't bind threads")
+def test_a_loading_thread_leaves_the_core_of_the_one_that_started_it() -> None:
+    everywhere = os.sched_getaffinity(0)
+    found: list[set[int]] = []
+
+    def load() -> None:
+        found.append(os.sched_getaffinity(0))
+        threads.use_all_cores()
+        found.append(os.sched_getaffinity(0))
+
+    def compute() -> None:
+        os.sched_setaffinity(0, {min(everywhere)})
+        loader = Thread(target=load)
+        loader.start()
+        loader.join()
+
+    computing = Thread(target=compute)
+    computing.start()
+    computing.join()
+    assert found == [{min(everywhere)}, everywhere]
+    assert os.sched_getaffinity(0) == everywhere
