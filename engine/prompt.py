@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 from cache_store.errors import UsageError
@@ -42,7 +43,7 @@ class Prompt:
 
     @cached_property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(token for segment in self.segments for token in segment.token_ids)
+        return tuple(chain.from_iterable(segment.token_ids for segment in self.segments))
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
