@@ -357,6 +357,26 @@ def test_poisoned_later_rows_are_never_read(name: str, tmp_path: Path, monkeypat
     assert torch.equal(world.prefill(prompt, ratio="0.3").logits, expected)
 
 
+@pytest.mark.parametrize("options", [{"ratio": "0"}, {"ratio": "0.3", "policy": "value"}])
+def test_layers_that_share_memory_do_where_no_question_reads(
+    options: dict[str, str], tmp_path: Path, monkeypatch
+) -> None:
+    world = make_world(BY_NAME["llama"], tmp_path)
+    world.ingest()
+    prompt = world.prompt((3, 1, 0, 2))
+    expected = world.prefill(prompt, **options).logits
+    new_cache = world.model.new_cache
+    taken = []
+
+    def shared(capacity: int):
+        taken.append(new_cache(capacity, passing=True))
+        return taken[-1]
+
+    monkeypatch.setattr(world.model, "new_cache", shared)
+    assert torch.equal(world.prefill(prompt, **options).logits, expected)
+    assert taken[0].k[0].data_ptr() == taken[0].k[-1].data_ptr()
+
+
 # Prompts of every shape
 
 
