@@ -31,6 +31,8 @@ WISHES = (*OPTIONS, "indices", "save", "question_tokens")
 """What a request may say besides its chunks."""
 
 MOST_SEGMENTS = 20_000
+MOST_CHUNKS = 2000
+"""Of one prompt: each is looked up in the store, while every other request waits."""
 _KEYS = ("segments", "chunks", *WISHES)
 _SEGMENT_KEYS = ("kind", "tokens", "chunk_id", "source")
 _KINDS: tuple[SegmentKind, ...] = get_args(SegmentKind)
@@ -75,6 +77,9 @@ class RequestReader:
             return None
         if options.mode == "full":
             return None
+        chunks = sum(segment.kind == "chunk" for segment in prompt.segments)
+        if chunks > MOST_CHUNKS:
+            raise UsageError(f"the prompt has {chunks} chunks; at most {MOST_CHUNKS} are taken")
         if options.indices is not None and options.indices[-1:] >= (len(token_ids),):
             raise UsageError(f"indices goes up to {options.indices[-1]}, beyond the prompt")
         suffix = len(prompt.segments[-1].token_ids)
@@ -95,7 +100,7 @@ class RequestReader:
     def _from_chunks(self, token_ids: Sequence[int], names: object) -> Prompt:
         if self.stored is None:
             raise UsageError("there is no store to find chunks in")
-        names = _listed(names, "chunks")
+        names = _listed(names, "chunks", MOST_CHUNKS)
         if not all(isinstance(name, str) for name in names):
             raise UsageError("chunks is not a list of chunk ids", "list them as texts")
         return from_chunks(token_ids, [self.stored.chunk(cast(str, name)) for name in names])
@@ -306,11 +311,11 @@ def _only(given: Mapping[Any, Any], known: Sequence[str], what: str = "") -> Non
             )
 
 
-def _listed(value: object, what: str) -> Sequence[object]:
+def _listed(value: object, what: str, most: int = MOST_SEGMENTS) -> Sequence[object]:
     if not isinstance(value, list | tuple):
         raise UsageError(f"{what} is not a list")
-    if len(value) > MOST_SEGMENTS:
-        raise UsageError(f"{what} lists {len(value)}; at most {MOST_SEGMENTS} are taken")
+    if len(value) > most:
+        raise UsageError(f"{what} lists {len(value)}; at most {most} are taken")
     return value
 
 

@@ -9,8 +9,9 @@ and else a neighbour's text is the neighbour's, so that no chunk loses a token.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from engine.tokenizer import Tokenizer
 
@@ -97,12 +98,11 @@ class Separator:
     def _windows(self, near: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
         """Stretches of [begin, end) in which it may be, apart from each other."""
         found: list[tuple[int, int]] = []
-        for index in near:
-            if begin <= index < end:
-                first, last = max(begin, index - self._reach), min(end, index + self._reach + 1)
-                if found and first <= found[-1][1]:
-                    first = found.pop()[0]
-                found.append((first, last))
+        for index in near[bisect_left(near, begin) : bisect_left(near, end)]:
+            first, last = max(begin, index - self._reach), min(end, index + self._reach + 1)
+            if found and first <= found[-1][1]:
+                first = found.pop()[0]
+            found.append((first, last))
         return found
 
     def _spelt(self, token_ids: Sequence[int], first: int, last: int) -> list[tuple[int, int]]:
@@ -131,7 +131,7 @@ class Separator:
             if text[stop:end] != self._after:
                 bare = stop in control or text[stop : stop + 1] == b"\n"
                 end = stop if bare else -1
-            if begin >= 0 and end >= 0 and not self._cuts(begin, end, bounds, control):
+            if begin >= 0 and end >= 0 and not _cuts(begin, end, bounds, control):
                 found.append(_tokens(text, bounds, begin, end))
                 free = end
                 at = text.find(self._core, end)
@@ -139,13 +139,19 @@ class Separator:
                 at = text.find(self._core, at + 1)
         return [(first + a, first + b) for a, b in found]
 
-    @staticmethod
-    def _cuts(begin: int, end: int, bounds: Sequence[int], control: set[int]) -> bool:
-        """Whether [begin, end) has a part, but not all, of a control token in it."""
-        return any(
-            start in control and start < end and stop > begin and (start < begin or stop > end)
-            for start, stop in pairwise(bounds)
-        )
+
+def _meeting(bounds: Sequence[int], begin: int, end: int) -> range:
+    """The tokens that have some of [begin, end), few as they are; bounds: where each begins, and
+    where the last one ends."""
+    return range(max(0, bisect_right(bounds, begin) - 1), bisect_left(bounds, end))
+
+
+def _cuts(begin: int, end: int, bounds: Sequence[int], control: set[int]) -> bool:
+    """Whether [begin, end) has a part, but not all, of a control token in it."""
+    return any(
+        bounds[n] in control and (bounds[n] < begin or bounds[n + 1] > end)
+        for n in _meeting(bounds, begin, end)
+    )
 
 
 def _tokens(text: bytes, bounds: Sequence[int], begin: int, end: int) -> tuple[int, int]:
@@ -155,14 +161,11 @@ def _tokens(text: bytes, bounds: Sequence[int], begin: int, end: int) -> tuple[i
     out on both sides.
     """
     own: list[int] = []
-    ahead = 0  # tokens that begin before it
-    for index, (start, stop) in enumerate(pairwise(bounds)):
-        if start < begin:
-            ahead = index + 1
-        if stop <= begin or start >= end:
-            continue
+    for index in _meeting(bounds, begin, end):
+        start, stop = bounds[index], bounds[index + 1]
         inside = text[max(start, begin) : min(stop, end)]
         within = start >= begin and stop <= end
         if within or (start < begin and stop > end) or inside.strip():
             own.append(index)
+    ahead = bisect_left(bounds, begin)  # tokens that begin before it
     return (own[0], own[-1] + 1) if own else (ahead, ahead)

@@ -462,6 +462,16 @@ def read(**wish: Any) -> Any:
     return reader().read("r", IDS, {PARAMETER: {"segments": CHUNK, **wish}})
 
 
+def test_too_many_chunks_are_too_much() -> None:
+    ids = range(5000)
+    segments = [{"kind": "chunk", "tokens": 1}, {"kind": "separator", "tokens": 1}] * 2001
+    with pytest.raises(UsageError, match="2001 chunks; at most 2000"):
+        reader().read("r", ids, {PARAMETER: {"segments": segments}})
+    assert reader().read("r", ids, {PARAMETER: {"segments": segments[:-2]}}) is not None
+    with pytest.raises(UsageError, match="chunks lists 2001"):
+        reader().read("r", ids, {PARAMETER: {"chunks": ["aaaa"] * 2001}})
+
+
 def test_plain_requests_name_nothing() -> None:
     for params in (None, {}, {"other": 1}, {PARAMETER: None}, {PARAMETER: {}}):
         assert reader().read("r", IDS, params) is None
