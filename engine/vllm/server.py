@@ -172,10 +172,8 @@ def _parsed(plan: ServerPlan) -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise UsageError(
-                f"vLLM: {message}",
-                "cacheblend serve --help, and -- --help=all behind the model, show what is taken",
-            )
+            hint = "cacheblend serve --help shows our flags, cacheblend serve -- --help=all vLLM's"
+            raise UsageError(f"vLLM: {message}", hint)
 
     cli_env_setup()
     args = make_arg_parser(Parser(prog="cacheblend serve MODEL --")).parse_args(arguments(plan))
