@@ -296,8 +296,8 @@ def test_metrics_rise_with_what_is_done(client: Any, server: Server) -> None:
     names += [("seconds_total", "part", "total"), ("loaded_bytes_total", "tier", "disk")]
     names += [("blend_seconds_count", "engine", "0")]
     before = [server.metric(name, **{label: value}) for name, label, value in names]
-    new = {"role": "user", "content": "What has not been asked before?"}
-    done = report(chat(client, [{"name": "two.txt"}, {"name": "one.md"}], messages=[new]))
+    new = "What stands in front of the others was never there before."  # so that none is held
+    done = report(chat(client, [new, {"name": "two.txt"}, {"name": "one.md"}]))
     server.wait_for("requests_total", before[0] + 1, outcome="blended")
     after = [server.metric(name, **{label: value}) for name, label, value in names]
     rises = [round(b - a, 6) for a, b in zip(before, after, strict=True)]
@@ -318,11 +318,12 @@ def test_tells_of_itself(server: Server, home: Path) -> None:
 
 def test_one_in_two_blended_answers_is_audited(client: Any, server: Server, home: Path) -> None:
     """As `--audit 2` asks for; the log is the one that the torch engine writes."""
-    documents = [{"name": "two.txt"}, {"name": "one.md"}]
+    audited = server.metric("audit_kl_count")
     for number in range(2):
-        question = f"What is question {number} for the log?"
-        chat(client, documents, messages=[{"role": "user", "content": question}])
-    server.wait_for("audit_kl_count", 1)
+        new = f"This is text {number} that was never in front of the others. "
+        done = report(chat(client, [new, {"name": "two.txt"}, {"name": "one.md"}]))
+        assert done["status"] == "blended"
+    server.wait_for("audit_kl_count", audited + 1)
     assert server.metric("failures_total", what="audit") == 0
     with ChunkStore.open(home / "store", read_only=True) as store:
         records, damaged = AuditLog(store.journal).records()
