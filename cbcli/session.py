@@ -167,14 +167,23 @@ def check_engine(settings: Settings, *refused: str) -> None:
         if settings.vllm and settings.origin("vllm").kind == "flag":
             raise UsageError("--vllm is for --engine vllm", "give both")
         return
-    from engine.vllm.start import read_extra, require_vllm
+    from engine.vllm.start import require_vllm
 
     require_vllm()
-    read_extra(settings.vllm)
+    lines_together(settings)
     for name in refused:
         if getattr(settings, name) and settings.origin(name).kind == "flag":
             raise UsageError(f"--{name} is not for --engine vllm", "leave one of them out")
     check_ratio(settings)
+
+
+def lines_together(settings: Settings) -> int:
+    """How many prompts the engine computes at the same time."""
+    if settings.engine != "vllm":
+        return 1
+    from engine.vllm.start import read_extra, together
+
+    return together(read_extra(settings.vllm))
 
 
 def check_ratio(settings: Settings) -> None:

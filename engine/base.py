@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
@@ -22,6 +22,17 @@ from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.results import AskResult, ModelInfo
 from engine.sources import KVStore, Source
 from engine.trace.record import Level
+
+
+class AnswerUnderWay(Protocol):
+    """An answer that is computed together with others."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def finish(self, began: float, *, save: bool) -> AskResult:
+        """Its result, when it is done. began: `time.perf_counter` when work on it began; save: as
+        in `BaseEngine.generate`."""
 
 
 class BaseEngine(ABC):
@@ -82,6 +93,17 @@ class BaseEngine(ABC):
         as the trace is to show it. observer: told how it goes on. Raises UsageError for a prompt
         longer than the model's context and for options the model cannot honour.
         """
+
+    def begin(
+        self, prompt: Prompt, blend: BlendOptions, sampling: SamplingOptions
+    ) -> AnswerUnderWay:
+        """Begins an answer that others are computed together with, by `go_on`. Raises as `generate`
+        does, and UsageError where the engine answers one prompt at a time."""
+        raise UsageError(f"engine {self.name} answers one prompt at a time")
+
+    def go_on(self) -> None:
+        """Goes on with all answers that were begun."""
+        raise UsageError(f"engine {self.name} answers one prompt at a time")
 
     def close(self) -> None:  # noqa: B027
         """Gives back what the engine holds."""

@@ -131,7 +131,7 @@ class _Blend:
             self.always, self.suffix = self.always[:begins], ending.question
         self.cached = len(self.hits) + len(_positions(exact_chunks))
         if options.indices is not None:
-            _check_indices(options.indices, self.hits + _positions(exact_chunks))
+            check_indices(options.indices, self.hits + _positions(exact_chunks))
         self.stages = self._stages(options)
         self.question = self._asks()
         self.reading: Reading | None = None
@@ -384,7 +384,8 @@ def _joined(loaded: list[LoadedSegment]) -> LayerKV:
     return LayerKV(torch.cat([part.k for part in parts]), torch.cat([part.v for part in parts]))
 
 
-def _check_indices(indices: Sequence[int], cached: Sequence[int]) -> None:
+def check_indices(indices: Sequence[int], cached: Sequence[int]) -> None:
+    """Raises UsageError for explicit positions outside the cached tokens'."""
     outside = sorted(set(indices) - set(cached))
     if outside:
         raise UsageError(

@@ -23,11 +23,12 @@ from cbcli.bench_options import (
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.eval_options import split_policies
 from cbcli.output import Output
-from cbcli.session import open_blueprint
+from cbcli.session import check_engine, load_engine, open_blueprint
 from cbcli.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from engine.api import Engine
+    from engine.base import BaseEngine
     from engine.bench.peers import Peer
     from engine.bench.report import Report
 
@@ -61,9 +62,17 @@ class Bench:
     """What every bench has at hand: a loaded model without a store, loaded peers, a text."""
 
     out: Output
-    engine: Engine
+    engine: BaseEngine
     peers: tuple[Peer, ...]
     text: str | None
+
+    @property
+    def torch(self) -> Engine:
+        """The engine, where it is the one that computes with torch."""
+        from engine.api import Engine
+
+        assert isinstance(self.engine, Engine)
+        return self.engine
 
     def say(self, text: str) -> None:
         """What is measured next: a line, for what moves a bar takes its share of the cores."""
@@ -84,7 +93,9 @@ class Bench:
         rows = tuple(measure())
         fits = fit_costs([row for row in rows if isinstance(row, TtftRow)])
         facts = tuple(peer.facts for peer in self.peers)
-        return Report(name, conditions, self.engine.info, pairs, facts, rows, tuple(fits))
+        return Report(
+            name, conditions, self.engine.info, pairs, facts, rows, tuple(fits), self.engine.name
+        )
 
 
 @app.command(
@@ -117,6 +128,8 @@ def ttft(
         Path | None, typer.Option("--plot", help="Draw the figures: a .svg or .png file.")
     ] = None,
     model: flags.Model = None,
+    engine: flags.Engine = None,
+    vllm: flags.VLLM = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
     kv_dtype: flags.KVDType = None,
@@ -133,7 +146,8 @@ def ttft(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv, plot)
-    settings = _settings(model, device, dtype, threads, kv_dtype)
+    settings = _settings(model, device, dtype, threads, kv_dtype, engine=engine, vllm=vllm)
+    check_engine(settings)
     from engine.bench.ttft import TtftSweep, measure_ttft
     from engine.options import parse_ratio
 
@@ -195,7 +209,7 @@ def ingest(
         report = bench.report(
             "ingest",
             pairs,
-            lambda: measure_ingest(bench.engine, wanted, tokens, pairs, bench.text, bench.say),
+            lambda: measure_ingest(bench.torch, wanted, tokens, pairs, bench.text, bench.say),
         )
     bench_report.show(out, report, csv)
 
@@ -256,7 +270,7 @@ def load(
     )
     with _bench(out, settings, None, None, text, sweep.check) as bench:
         report = bench.report(
-            "load", pairs, lambda: measure_load(bench.engine, sweep, bench.text, bench.say)
+            "load", pairs, lambda: measure_load(bench.torch, sweep, bench.text, bench.say)
         )
     bench_report.show(out, report, csv)
 
@@ -308,7 +322,7 @@ def decode(
             "decode",
             pairs,
             lambda: measure_decode(
-                bench.engine, lengths, output, pairs, bench.peers, bench.text, bench.say
+                bench.torch, lengths, output, pairs, bench.peers, bench.text, bench.say
             ),
         )
     bench_report.show(out, report, csv)
@@ -332,11 +346,12 @@ def _bench(
     words = None if text is None else read_text(text)
     blueprint = open_blueprint(settings, out)
     check(blueprint.config.layers, blueprint.config.context)
-    from engine.api import Engine
     from engine.bench.peers import Peer, setup_for
 
-    engine = Engine.load(blueprint, threads=settings.threads)
     with ExitStack() as stack:
+        engine = stack.enter_context(
+            load_engine(settings, blueprint, None, longest=longest + 1, verbose=out.verbose)
+        )
         started = []
         for spec in specs:
             out.note(f"starting {spec.name}, which may take a minute")
@@ -350,6 +365,9 @@ def _settings(
     dtype: str | None,
     threads: int | None,
     kv_dtype: str | None = None,
+    *,
+    engine: str | None = "torch",
+    vllm: list[str] | None = None,
 ) -> Settings:
     return load_settings(
         {
@@ -358,5 +376,7 @@ def _settings(
             "dtype": dtype,
             "kv_dtype": kv_dtype,
             "threads": threads,
+            "engine": engine,
+            "vllm": vllm,
         }
     )

@@ -18,7 +18,7 @@ from cbcli.errors import Interrupted
 from cbcli.eval_options import plan, split_policies
 from cbcli.output import Output
 from cbcli.progress import Progress
-from cbcli.session import open_blueprint
+from cbcli.session import check_engine, load_engine, open_blueprint
 from cbcli.settings import Settings, load_settings
 from cbcli.units import count_text
 
@@ -130,6 +130,8 @@ def evaluate(
     system: flags.System = None,
     seed: flags.Seed = None,
     model: flags.Model = None,
+    engine: flags.Engine = None,
+    vllm: flags.VLLM = None,
     device: flags.Device = None,
     dtype: flags.DType = None,
     kv_dtype: flags.KVDType = None,
@@ -153,6 +155,8 @@ def evaluate(
             "system": system,
             "seed": seed,
             "model": model,
+            "engine": engine,
+            "vllm": vllm,
             "device": device,
             "dtype": dtype,
             "kv_dtype": kv_dtype,
@@ -160,6 +164,7 @@ def evaluate(
             "offline": offline,
         }
     )
+    check_engine(settings)
     _check_state(state, file)
     chosen = split_policies(policies or [settings.policy, "value"])
     given = {
@@ -256,7 +261,10 @@ def _run(out: Output, settings: Settings, task: Task, state: Path | None) -> Rep
         if state is not None:
             from engine.evaluation.state import StateFile
 
-            file = stack.enter_context(StateFile(state, _deciding(blueprint, task)))
+            deciding = _deciding(blueprint, task)
+            if settings.engine != "torch":
+                deciding["engine"] = settings.engine
+            file = stack.enter_context(StateFile(state, deciding))
             done += file.results[: len(task.questions)]
             if done:
                 out.note(f"{count_text(len(done), 'questions')} kept from {state}")
@@ -265,7 +273,8 @@ def _run(out: Output, settings: Settings, task: Task, state: Path | None) -> Rep
         conditions = look_around(blueprint.device)
         progress = stack.enter_context(out.progress("evaluating", unit="runs"))
         try:
-            for result in _results(settings, blueprint, task, len(done), progress):
+            results = _results(stack, out, settings, blueprint, task, len(done), progress)
+            for result in results:
                 done.append(result)
                 if file is not None:
                     file.append(result)
@@ -276,19 +285,28 @@ def _run(out: Output, settings: Settings, task: Task, state: Path | None) -> Rep
                 if state is not None
                 else "with --state FILE the next one could go on from there",
             ) from error
-    return _report(blueprint, task, conditions, done)
+    return _report(blueprint, task, conditions, done, settings.engine)
 
 
 def _results(
-    settings: Settings, blueprint: Blueprint, task: Task, first: int, progress: Progress
+    stack: ExitStack,
+    out: Output,
+    settings: Settings,
+    blueprint: Blueprint,
+    task: Task,
+    first: int,
+    progress: Progress,
 ) -> Iterator[QuestionResult]:
     """Results of what is left to do; where nothing is, the weights aren't read."""
     if first >= len(task.questions):
         return iter(())
-    from engine.api import Engine
-    from engine.evaluation.runner import evaluate, steps
+    from engine.evaluation.runner import evaluate, prompt_of, steps
 
-    engine = Engine.load(blueprint, threads=settings.threads)
+    longest = max(len(prompt_of(blueprint, question).token_ids) for question in task.questions)
+    room = max(task.tokens, task.max_tokens or 1) + 1
+    engine = stack.enter_context(
+        load_engine(settings, blueprint, None, longest=longest + room, verbose=out.verbose)
+    )
     done = 0
 
     def step(text: str) -> None:
@@ -336,7 +354,11 @@ def _deciding(blueprint: Blueprint, task: Task) -> dict[str, Any]:
 
 
 def _report(
-    blueprint: Blueprint, task: Task, conditions: Conditions, done: Sequence[QuestionResult]
+    blueprint: Blueprint,
+    task: Task,
+    conditions: Conditions,
+    done: Sequence[QuestionResult],
+    engine: str,
 ) -> Report:
     from engine.evaluation.questions import digest
     from engine.evaluation.report import Data, Report, summarise
@@ -364,4 +386,5 @@ def _report(
         metric=task.metric,
         max_tokens=task.max_tokens,
         rows=summarise(task.arms, done),
+        engine=engine,
     )

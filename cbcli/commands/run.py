@@ -19,7 +19,7 @@ from cbcli import flags
 from cbcli.calibrated import Calibrated
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
-from cbcli.lines.order import LineSource, in_turn, shared
+from cbcli.lines.order import LineSource, at_once, in_turn, shared
 from cbcli.lines.output import OutputFile
 from cbcli.lines.prompts import LineParser
 from cbcli.lines.reader import ByteStream, LineReader
@@ -248,7 +248,10 @@ def _answers(
     """The answers, from this process or from one a device."""
     if len(places) < 2:
         on = replace(settings, device=places[0]) if places else settings
-        return in_turn(source, stack.enter_context(LineRunner(on, out, asks)))
+        runner = stack.enter_context(LineRunner(on, out, asks))
+        if runner.together > 1:
+            return at_once(source, runner, runner.together)
+        return in_turn(source, runner)
     from engine.workers import WorkerPool
 
     model_folder(settings, out)  # got once, before several would get it

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import select
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from cbcli.errors import Failure
 from cbcli.lines.output import OutputFile
@@ -57,6 +60,54 @@ def in_turn(source: LineSource, answer: Callable[[PromptLine], Answer]) -> Itera
             source.fill()
         else:
             yield answer(item) if isinstance(item, PromptLine) else item
+
+
+class Several(Protocol):
+    """What computes the answers of several lines at the same time."""
+
+    def begin(self, line: PromptLine) -> UnderWay | Answer:
+        """A line taken in, or its answer where that is known at once."""
+
+    def go_on(self) -> None:
+        """Goes on with all lines that were taken in."""
+
+
+class UnderWay(Protocol):
+    """A line that was taken in."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def answer(self) -> Answer:
+        """To be asked once, when it is done."""
+
+
+def at_once(source: LineSource, several: Several, most: int) -> Iterator[Answer]:
+    """Up to `most` lines answered at the same time. Where input is slow to come, those that have
+    come are answered first."""
+    waiting: deque[UnderWay | Answer] = deque()
+    while True:
+        while len(waiting) < most and (item := source.take()) is not None:
+            waiting.append(item if isinstance(item, Answer) else several.begin(item))
+        if not waiting:
+            if source.ended:
+                return
+            source.fill()
+            continue
+        first = waiting[0]
+        if isinstance(first, Answer) or first.done:
+            waiting.popleft()
+            yield first if isinstance(first, Answer) else first.answer()
+        elif len(waiting) < most and not source.ended and _ready(source):
+            source.fill()
+        else:
+            several.go_on()
+
+
+def _ready(source: LineSource) -> bool:
+    """Whether there is input, or its end."""
+    number = source.fileno()
+    return number is None or bool(select.select([number], [], [], 0)[0])
 
 
 def shared(

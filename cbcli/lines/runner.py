@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from cbcli.session import (
     audit_of,
     blend_options,
     check_ratio,
+    lines_together,
     load_engine,
     open_blueprint,
     open_store,
@@ -36,8 +37,10 @@ from cbcli.settings import Origin, Settings
 from cbcli.traces import level, save_in
 
 if TYPE_CHECKING:
-    from engine.base import BaseEngine
+    from cbcli.lines.order import UnderWay
+    from engine.base import AnswerUnderWay, BaseEngine
     from engine.blueprint import Blueprint
+    from engine.prompt import Prompt
     from engine.results import AskResult
     from engine.template import PromptTemplate
 
@@ -101,6 +104,28 @@ class _Session:
     changes: ChangeWatch
 
 
+@dataclass(frozen=True)
+class _LaidOut:
+    """A line's prompt, and settings with what was calibrated for it."""
+
+    line: PromptLine
+    prompt: Prompt
+    chunks: list[ChunkInfo]
+    settings: Settings
+    retrieve_s: float
+    tokenize_s: float
+
+
+@dataclass(frozen=True)
+class _LineUnderWay:
+    under_way: AnswerUnderWay
+    answer: Callable[[], Answer]
+
+    @property
+    def done(self) -> bool:
+        return self.under_way.done
+
+
 class LineRunner:
     """Answers lines; a context manager. The model is loaded with the first line that may be
     answered, or by `open`.
@@ -115,6 +140,13 @@ class LineRunner:
         self._engine: BaseEngine | None = None
         self._opened_s = 0.0
         self._template = lru_cache(TEMPLATES)(self._load_template)
+
+    @property
+    def together(self) -> int:
+        """How many lines `begin` is to be given at the same time; 1: they come in turn."""
+        asks, settings = self._asks, self._settings
+        alone = asks.compare or asks.trace_dir is not None or settings.audit
+        return 1 if alone else lines_together(settings)
 
     def open(self) -> None:
         """Opens store and model, once; not the weights where the settings' mode is refused, which
@@ -132,11 +164,53 @@ class LineRunner:
             return Answer.failed(line.name, describe(refusal))
         engine = self._load(session)
         try:
-            return Answer.good(
-                line, self._recorded(self._ask(session, engine, settings, line), line)
+            laid_out = self._lay_out(session, engine, settings, line)
+            result = engine.generate(
+                laid_out.prompt,
+                blend=blend_options(laid_out.settings),
+                sampling=sampling_options(settings),
+                compare=self._asks.compare,
+                audit=audit_of(settings, session.store, line.name.number - 1),
+                save=settings.save,
+                trace=level(settings) if self._asks.trace_dir is not None else None,
+                trace_layers=settings.trace_layers,
+                question=line.question,
             )
+            return self._finish(session, settings, laid_out, result)
         except Exception as error:  # whatever one line ran into, the others are answered
             return Answer.failed(line.name, describe(error))
+
+    # As `order.Several`, of an engine that can.
+
+    def begin(self, line: PromptLine) -> UnderWay | Answer:
+        """Takes in a line, to be answered together with others; without what compares, audits or
+        records it."""
+        session = self._open()
+        settings = self._of(line)
+        refusal = self._refusal(session, settings)
+        if refusal is not None:
+            return Answer.failed(line.name, describe(refusal))
+        engine = self._load(session)
+        try:
+            laid_out = self._lay_out(session, engine, settings, line)
+            began = time.perf_counter()
+            under_way = engine.begin(
+                laid_out.prompt, blend_options(laid_out.settings), sampling_options(settings)
+            )
+        except Exception as error:
+            return Answer.failed(line.name, describe(error))
+
+        def finish() -> Answer:
+            try:
+                result = under_way.finish(began, save=settings.save)
+                return self._finish(session, settings, laid_out, result)
+            except Exception as error:
+                return Answer.failed(line.name, describe(error))
+
+        return _LineUnderWay(under_way, finish)
+
+    def go_on(self) -> None:
+        self._load(self._open()).go_on()
 
     def _recorded(self, result: AskResult, line: PromptLine) -> AskResult:
         """With its trace in a file, or a word why not."""
@@ -175,7 +249,11 @@ class LineRunner:
         if self._engine is None:
             self._engine = self._stack.enter_context(
                 load_engine(
-                    self._settings, session.blueprint, session.store, verbose=self._out.verbose
+                    self._settings,
+                    session.blueprint,
+                    session.store,
+                    together=self.together,
+                    verbose=self._out.verbose,
                 )
             )
         return self._engine
@@ -197,9 +275,10 @@ class LineRunner:
     ) -> None:
         self._stack.close()
 
-    def _ask(
+    def _lay_out(
         self, session: _Session, engine: BaseEngine, settings: Settings, line: PromptLine
-    ) -> AskResult:
+    ) -> _LaidOut:
+        """The line's prompt, and how it is to be blended."""
         from engine.prompt import lay_out
 
         check_ratio(settings)
@@ -217,28 +296,25 @@ class LineRunner:
         cached = sum(len(s.token_ids) for s in prompt.segments if s.kind == "chunk")
         tokens = PromptTokens(len(prompt.token_ids), cached, len(prompt.prefix_ids))
         wanted = session.calibrated.settle(settings, tokens, own=line.overrides)
-        result = engine.generate(
-            prompt,
-            blend=blend_options(wanted),
-            sampling=sampling_options(settings),
-            compare=self._asks.compare,
-            audit=audit_of(settings, session.store, line.name.number - 1),
-            save=settings.save,
-            trace=level(settings) if self._asks.trace_dir is not None else None,
-            trace_layers=settings.trace_layers,
-            question=line.question,
-        )
+        return _LaidOut(line, prompt, chunks, wanted, chosen - began, laid_out - chosen)
+
+    def _finish(
+        self, session: _Session, settings: Settings, laid_out: _LaidOut, result: AskResult
+    ) -> Answer:
+        """The answer of a line from its result."""
+        chunks = laid_out.chunks
         session.calibrated.saw(settings, result)
         result = replace(result, notes=(*result.notes, *session.changes.lines(chunks)))
         opened_s, self._opened_s = self._opened_s, 0.0  # counted with the first answer
         timing = replace(
             result.timing,
             load_model_s=opened_s + result.timing.load_model_s,
-            retrieve_s=chosen - began,
-            tokenize_s=laid_out - chosen,
-            total_s=opened_s + result.timing.total_s + laid_out - began,
+            retrieve_s=laid_out.retrieve_s,
+            tokenize_s=laid_out.tokenize_s,
+            total_s=opened_s + result.timing.total_s + laid_out.retrieve_s + laid_out.tokenize_s,
         )
-        return result.timed(timing)
+        line = laid_out.line
+        return Answer.good(line, self._recorded(result.timed(timing), line))
 
     def _load_template(self, system: str | None) -> PromptTemplate:
         """The model's template around another system prompt."""

@@ -6,14 +6,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from cache_store.entry import predicted_file_bytes
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.store import ChunkStore
-from engine.api import Engine
+from engine.base import BaseEngine
 from engine.blueprint import Blueprint
 from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.tokenizer import Tokenizer
+
+E = TypeVar("E", bound=BaseEngine)
 
 PREFIX, CHUNKS, SUFFIX = 32, 8, 24
 STORE_OVERHEAD = 64 * 2**20  # of databases, headers and the room a store keeps free
@@ -91,11 +94,11 @@ def temporary_store(blueprint: Blueprint, tokens: int) -> Iterator[ChunkStore]:
 
 
 @contextmanager
-def stored(engine: Engine, prompt: Prompt) -> Iterator[Engine]:
+def stored(engine: E, prompt: Prompt) -> Iterator[E]:
     """The engine over a temporary store that holds the prompt's prefix and chunks, each computed
     alone behind the prefix."""
     with temporary_store(engine.blueprint, len(prompt.token_ids)) as store:
-        over = Engine(engine.model, engine.blueprint, store=store)
+        over = engine.over(store)
         chunks = [segment for segment in prompt.segments if segment.kind == "chunk"]
         over.writer(prompt.prefix_ids).write_missing(chunks[::-1])
         yield over

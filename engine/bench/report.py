@@ -12,7 +12,7 @@ from engine.results import ModelInfo
 @dataclass(frozen=True)
 class Report:
     """One bench. rows: of one of the classes TtftRow, IngestRow, LoadRow and DecodeRow; fits:
-    of TTFT only."""
+    of TTFT only. engine: torch or vllm."""
 
     bench: str
     conditions: Conditions
@@ -21,6 +21,7 @@ class Report:
     peers: tuple[PeerFacts, ...]
     rows: tuple[Any, ...]
     fits: tuple[CostFit, ...] = ()
+    engine: str = "torch"
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; seconds, bytes and tokens, unrounded."""

@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from engine.api import Engine
+from engine.base import BaseEngine
 from engine.bench.fit import linear_fit
 from engine.bench.layout import standard_length, standard_prompt, stored, text_ids
 from engine.bench.measure import in_turn, paired, telling
@@ -127,7 +127,7 @@ class CostFit:
 
 
 def measure_ttft(
-    engine: Engine,
+    engine: BaseEngine,
     sweep: TtftSweep,
     peers: Sequence[Peer],
     text: str | None,
@@ -192,7 +192,7 @@ def _options(way: Way, check_layer: int, indices: Sequence[int] | None) -> Blend
     return BlendOptions.of(**given, indices=indices)
 
 
-def _ours(engine: Engine, prompt: Prompt, options: BlendOptions) -> Sample:
+def _ours(engine: BaseEngine, prompt: Prompt, options: BlendOptions) -> Sample:
     began = time.perf_counter()
     run = engine.prefill(prompt, options)
     token = int(run.logits.argmax())
@@ -217,7 +217,7 @@ def _theirs(peer: Peer, prompt: Prompt) -> Sample:
 
 
 def _rows(
-    engine: Engine, length: int, samples: Mapping[Way, Sequence[Sample]], peers: Sequence[Way]
+    engine: BaseEngine, length: int, samples: Mapping[Way, Sequence[Sample]], peers: Sequence[Way]
 ) -> list[TtftRow]:
     seconds = {way: [sample.seconds for sample in taken] for way, taken in samples.items()}
     full = full_prefill(engine.model.config, length)

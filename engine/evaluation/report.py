@@ -75,6 +75,7 @@ class Report:
     metric: Metric | None
     max_tokens: int | None
     rows: tuple[ArmRow, ...]
+    engine: str = "torch"
 
     def to_json(self) -> dict[str, Any]:
         """Schema 1: plain dicts, lists, numbers and strings, unrounded."""

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cache_store.errors import UsageError
 from cache_store.keys import chunk_id
 from engine.api import Engine
+from engine.base import BaseEngine
 from engine.bench.layout import temporary_store
 from engine.blueprint import Blueprint
-from engine.compare import FORCED_TOKENS, Agreement, Reference, agreement, reference
+from engine.compare import FORCED_TOKENS
 from engine.context import CONTEXT_KINDS
 from engine.evaluation.arms import Arm
 from engine.evaluation.metrics import Metric, score
 from engine.evaluation.questions import Question
-from engine.forward import forward
-from engine.generate import generate
-from engine.options import BlendOptions, SamplingOptions
-from engine.prefill import Prefilled
+from engine.evaluation.subject import Room, Subject, TorchSubject, Tried
+from engine.options import BlendOptions
 from engine.prompt import Prompt, PromptChunk, lay_out
 
 OnStep = Callable[[str], None]
@@ -55,7 +55,7 @@ class QuestionResult:
 
 
 def evaluate(
-    engine: Engine,
+    engine: BaseEngine,
     questions: Sequence[Question],
     arms: Sequence[Arm],
     *,
@@ -122,7 +122,7 @@ def _in_turn(arms: Sequence[Arm], number: int) -> list[Arm]:
 class _Runner:
     """What `evaluate` was given, for one question."""
 
-    engine: Engine
+    engine: BaseEngine
     arms: Sequence[Arm]
     tokens: int
     metric: Metric | None
@@ -130,46 +130,42 @@ class _Runner:
     on_step: OnStep
 
     def __call__(self, number: int, question: Question) -> QuestionResult:
-        blueprint, model = self.engine.blueprint, self.engine.model
+        blueprint, subject = self.engine.blueprint, _subject(self.engine)
         prompt = prompt_of(blueprint, question)
-        ids = prompt.token_ids
-        room = self.tokens if self.metric is None else max(self.tokens, self.max_tokens)
-        capacity = min(len(ids) + room, model.config.context)
+        room = Room(self.tokens, None if self.metric is None else self.max_tokens)
         # It warms up the weights too: its own time does not count.
-        full = reference(model, ids, self.engine.end_ids, capacity, self.tokens)
+        full = subject.full(prompt, room)
         self.on_step(f"{question.name}: full prefill")
         results: dict[Arm, ArmResult] = {}
         for context in CONTEXT_KINDS:
             arms = [arm for arm in self.arms if arm.context == context]
             if not arms:
                 continue
-            with temporary_store(blueprint, len(ids)) as store:
-                over = Engine(model, blueprint, store=store)
+            with temporary_store(blueprint, len(prompt.token_ids)) as store:
+                over = self.engine.over(store)
                 chunks = [segment for segment in prompt.segments if segment.kind == "chunk"]
                 behind = blueprint.template.context(context)
                 over.writer(behind, prompt.prefix_ids).write_missing(chunks)
-                over.prefill(prompt, BlendOptions.of(mode="reuse"), room=room)  # files into memory
+                over.prefill(prompt, BlendOptions.of(mode="reuse"), room.most)  # files into memory
                 self.on_step(f"{question.name}: stored")
                 for arm in _in_turn(arms, number):
-                    run = over.prefill(prompt, arm.options, room=room)
-                    results[arm] = self._compared(question, run, full)
+                    tried = subject.compared(over, prompt, arm.options, full, room)
+                    results[arm] = self._result(question, tried)
                     self.on_step(f"{question.name}: {arm.mode}")
         times = [results[arm].ttft_s for arm in self.arms if arm.mode == "full"]
         return QuestionResult(
             number,
             question.name,
-            len(ids),
+            len(prompt.token_ids),
             len(full.tokens),
             times[0] if times else full.ttft_s,
             tuple(results[arm] for arm in self.arms),
         )
 
-    def _compared(self, question: Question, run: Prefilled, full: Reference) -> ArmResult:
-        same = agreement(self.engine.model, run.cache, run.tables, run.logits, full)
-        answer = points = None
-        if self.metric is not None:
-            answer = self._answer(run, same)
-            points = score(self.metric, answer, question.answers) if question.answers else None
+    def _result(self, question: Question, tried: Tried) -> ArmResult:
+        run, same, answer, points = tried.run, tried.same, tried.answer, None
+        if self.metric is not None and answer is not None and question.answers:
+            points = score(self.metric, answer, question.answers)
         return ArmResult(
             run.ttft_s,
             same.kl_mean,
@@ -182,19 +178,12 @@ class _Runner:
             points,
         )
 
-    def _answer(self, run: Prefilled, same: Agreement) -> str:
-        """The greedy answer, from where the comparison has left it: the KV of all tokens known by
-        then, but of the last, is there."""
-        end_ids, stream, cache = self.engine.end_ids, self.engine.tokenizer.stream(), run.cache
-        known = [token for token in same.greedy if token not in end_ids][: self.max_tokens]
-        text = "".join([stream.push(token) for token in known])
-        cache.length += len(same.greedy) - 1
-        left = self.max_tokens - len(known)
-        if same.greedy[-1] in end_ids or not left or cache.length == cache.capacity:
-            return text + stream.finish()
-        logits = forward(self.engine.model, cache, same.greedy[-1:], run.tables)
-        options = SamplingOptions(max_tokens=left)
-        return (
-            text
-            + generate(self.engine.model, cache, run.tables, logits, options, stream, end_ids).text
-        )
+
+def _subject(engine: BaseEngine) -> Subject[Any]:
+    if isinstance(engine, Engine):
+        return TorchSubject(engine)
+    from engine.vllm.evaluation import VllmSubject
+    from engine.vllm.local import VllmEngine
+
+    assert isinstance(engine, VllmEngine)
+    return VllmSubject(engine)

@@ -84,10 +84,11 @@ class CacheBlendConnector(KVConnectorBase_V1):
         """The last blends of this worker."""
         return list(self.steps.runs)
 
-    def use(self, store: KVStore) -> None:
-        """Blends from another store from now on, which the caller closes; in its own process."""
+    def use(self, store: KVStore, loader: str) -> None:
+        """Blends from another store from now on, which the caller closes, and loads as `loader`
+        does; in its own process."""
         if self.scheduler is not None:
-            self.scheduler.store = store
+            self.scheduler.use(store, loader)
         if isinstance(self.steps.worker, BlendWorker):
             self.steps.worker.store = store
 

@@ -12,6 +12,7 @@ from cache_store.errors import CacheblendError, UsageError
 from engine.answered import Beside, answered
 from engine.audit import Audit
 from engine.base import BaseEngine
+from engine.blend import check_indices
 from engine.blueprint import Blueprint
 from engine.compare import FORCED_TOKENS, Agreement, agreement_of, first_divergence
 from engine.generate import Answer, Generated
@@ -22,7 +23,7 @@ from engine.options import BlendOptions, SamplingOptions
 from engine.prefill import PrefillRun
 from engine.prompt import Prompt
 from engine.results import AskResult, Audited, Comparison
-from engine.sources import KVStore
+from engine.sources import KVStore, find_sources
 from engine.threads import set_threads
 from engine.trace.record import Level
 from engine.trace.recorder import Recorder
@@ -44,6 +45,21 @@ class Reference:
     logits: torch.Tensor
     tokens: tuple[int, ...]
     all_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LocalAnswer:
+    """One of several requests that are computed together."""
+
+    engine: VllmEngine
+    request: LocalRequest
+
+    @property
+    def done(self) -> bool:
+        return self.request.done
+
+    def finish(self, began: float, *, save: bool) -> AskResult:
+        return self.engine.finish(self.request, began, save=save)
 
 
 class VllmEngine(BaseEngine):
@@ -85,22 +101,46 @@ class VllmEngine(BaseEngine):
         self._run(request)
         return self._outcome(request)
 
-    def submit(
-        self,
-        prompt: Prompt,
-        options: BlendOptions,
-        sampling: SamplingOptions,
-        on_text: Callable[[str], None] | None = None,
-    ) -> LocalRequest:
-        """Begins an answer, of several that are computed together; `process.step` goes on with all
-        of them, and `finish` makes the result of one that is done. Raises as `generate` does."""
+    def reference(self, prompt: Prompt, tokens: int = FORCED_TOKENS, most: int = 0) -> Reference:
+        """A full prefill and its greedy continuation, up to `tokens` compared and `most` in all."""
+        wanted = SamplingOptions(max_tokens=max(tokens, most))
+        request = self._request(prompt, FULL, wanted, keep=tokens)
+        self._run(request)
+        logits, found = request.watched.stacked(), tuple(request.tokens)
+        ttft = request.watched.first_at - request.began
+        return Reference(ttft, logits[: len(found)], found[:tokens], found)
+
+    def along(
+        self, prompt: Prompt, options: BlendOptions, full: Reference
+    ) -> tuple[PrefillRun, Agreement]:
+        """The same prompt in another way, its answer forced to be full prefill's: token by token as
+        that was, for another number of rows rounds otherwise."""
+        count = len(full.tokens)
+        sampling = SamplingOptions(max_tokens=count)
+        request = self._request(prompt, options, sampling, keep=count, forced=full.tokens)
+        self._run(request)
+        return self._outcome(request), agreement_of(full.logits, request.watched.stacked())
+
+    def answer_alone(
+        self, prompt: Prompt, options: BlendOptions, sampling: SamplingOptions
+    ) -> Generated:
+        """An answer and nothing else."""
         request = self._request(prompt, options, sampling)
-        request.answer = Answer(sampling, self.tokenizer.stream(), self.end_ids, on_text)
+        request.answer = Answer(sampling, self.tokenizer.stream(), self.end_ids)
+        self._run(request)
+        return self._answer(request)
+
+    def begin(self, prompt: Prompt, blend: BlendOptions, sampling: SamplingOptions) -> LocalAnswer:
+        request = self._request(prompt, blend, sampling)
+        request.answer = Answer(sampling, self.tokenizer.stream(), self.end_ids)
         self._check(request)
-        self._look_ahead(prompt, options)
+        self._look_ahead(prompt, blend)
         request.began = time.perf_counter()
         self.process.submit(request)
-        return request
+        return LocalAnswer(self, request)
+
+    def go_on(self) -> None:
+        self.process.step()
 
     def generate(
         self,
@@ -125,6 +165,8 @@ class VllmEngine(BaseEngine):
         if trace is not None:
             about = self.model, self.tokenizer, self.store, self.codec, trace
             recorder = Recorder(*about, layers=trace_layers, question=question)
+        if options.indices is not None:
+            self._check_indices(prompt, options)
         request = self._request(prompt, options, chosen)
         request.answer = Answer(chosen, self.tokenizer.stream(), self.end_ids, on_text)
         if recorder is None:
@@ -155,8 +197,9 @@ class VllmEngine(BaseEngine):
         comparison = same = full = plain = compared = None
         if compare:
             before = time.perf_counter()
-            full = self._reference(prompt, chosen)
-            same = self._agreement(prompt, options, full)
+            most = chosen.max_tokens if chosen.temperature == 0 else 0
+            full = self.reference(prompt, most=most)
+            same = self.along(prompt, options, full)[1]
             compared = before, time.perf_counter()
             plain = self._plain(prompt, chosen, full)
             comparison = Comparison(
@@ -230,7 +273,17 @@ class VllmEngine(BaseEngine):
                 "use fewer or smaller chunks (--top-k, --chunk), or a shorter question",
             )
         if self.store is not None:
-            self.process.use(self.store)
+            self.process.use(self.store, request.options.loader)
+
+    def _check_indices(self, prompt: Prompt, options: BlendOptions) -> None:
+        """Raises UsageError for explicit positions outside the cached tokens: before an answer is
+        streamed."""
+        regime = self.model.rope.regime(len(prompt.token_ids))
+        found = find_sources(
+            *(prompt, self.store, self.spec, regime, options.mode, options.strict_context)
+        )
+        places = [range(s.segment.start, s.segment.end) for s in found if s.cached]
+        check_indices(options.indices or (), [p for place in places for p in place])
 
     def _look_ahead(self, prompt: Prompt, options: BlendOptions) -> None:
         if self.store is not None and options.mode != "full":
@@ -244,25 +297,6 @@ class VllmEngine(BaseEngine):
         assert request.answer is not None
         return request.answer.finish(lambda: request.ended - request.watched.first_at)
 
-    def _reference(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Reference:
-        """sampling: an answer so long is wanted too, where it is greedy."""
-        most = FORCED_TOKENS
-        if sampling is not None and sampling.temperature == 0:
-            most = max(most, sampling.max_tokens)
-        request = self._request(prompt, FULL, SamplingOptions(max_tokens=most), FORCED_TOKENS)
-        self._run(request)
-        logits, tokens = request.watched.stacked(), tuple(request.tokens)
-        ttft = request.watched.first_at - request.began
-        return Reference(ttft, logits[: len(tokens)], tokens[:FORCED_TOKENS], tokens)
-
-    def _agreement(self, prompt: Prompt, options: BlendOptions, full: Reference) -> Agreement:
-        """The same prompt, blended, along full prefill's tokens."""
-        count = len(full.tokens)
-        sampling = SamplingOptions(max_tokens=count)
-        request = self._request(prompt, options, sampling, count, full.tokens)
-        self._run(request)
-        return agreement_of(full.logits, request.watched.stacked())
-
     def _plain(self, prompt: Prompt, sampling: SamplingOptions, full: Reference) -> Generated:
         """Full prefill's own answer."""
         if sampling.temperature == 0:
@@ -271,10 +305,7 @@ class VllmEngine(BaseEngine):
                 if answer.push(token):
                     break
             return answer.finish(lambda: 0.0)
-        request = self._request(prompt, FULL, sampling)
-        request.answer = Answer(sampling, self.tokenizer.stream(), self.end_ids)
-        self._run(request)
-        return self._answer(request)
+        return self.answer_alone(prompt, FULL, sampling)
 
     def _audited(
         self,
@@ -291,7 +322,7 @@ class VllmEngine(BaseEngine):
             if not audit.is_due():
                 return None, ()
             if same is None:
-                same = self._agreement(prompt, options, self._reference(prompt))
+                same = self.along(prompt, options, self.reference(prompt))[1]
             audited = Audited(same.kl_first, same.kl_mean, same.top1)
             audit.log.append(audit.record(self.info, prompt, run, options, audited))
         except (CacheblendError, RuntimeError, MemoryError) as error:

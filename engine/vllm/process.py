@@ -60,10 +60,10 @@ class VllmProcess:
         found: VllmDecoder = self._worker.steps.worker.model
         return found
 
-    def use(self, store: KVStore) -> None:
-        """What is blended from, from now on."""
-        self._scheduler.use(cast(KVStore, _Uncounted(store)))
-        self._worker.use(store)
+    def use(self, store: KVStore, loader: str) -> None:
+        """What is blended from, from now on, and how it is loaded."""
+        self._scheduler.use(cast(KVStore, _Uncounted(store)), loader)
+        self._worker.use(store, loader)
 
     def submit(self, request: LocalRequest) -> None:
         """Gives vLLM a request; its time to the first token begins here."""
@@ -147,7 +147,10 @@ class VllmProcess:
 
     def close(self) -> None:
         """Ends vLLM."""
+        from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
+
         self._engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()  # so that another one can be started
         self._folder.cleanup()
 
     # As `engine.vllm.tracing.RunListener`.

@@ -79,7 +79,6 @@ def parameters(prompt: Prompt, options: BlendOptions) -> dict[str, Any]:
         "min_tokens": options.min_tokens if options.mode == "blend" else 0,
         "seed": options.seed,
         "strict_context": options.strict_context,
-        "loader": options.loader,
         "transfer": options.transfer,
     }
     if options.threshold is None:

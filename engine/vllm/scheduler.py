@@ -97,6 +97,12 @@ class BlendScheduler:
         self._blends: list[BlendPlan] = []
         self._step_tokens = 0
 
+    def use(self, store: KVStore, loader: str) -> None:
+        """For requests that arrive from now on."""
+        self.store = store
+        blend = replace(self.settings.blend, loader=loader)
+        self.settings = self._reader.settings = replace(self.settings, blend=blend)
+
     def arrived(self, request: Any) -> RequestPlan | None:
         """Learns of a new request. Where it is to be blended, its blocks are set apart from those
         of plain requests, and of requests that are blended otherwise."""

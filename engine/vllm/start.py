@@ -25,6 +25,8 @@ SPARE_BLOCKS = 2  # a request: one is begun, and one is vLLM's own
 MOST_KV = 4 * 2**30  # bytes of KV where no prompt is known yet
 STEP_TOKENS = 8192  # a prompt up to here is prefilled in one step
 
+TOGETHER = 16  # prompts of a run that are computed at the same time
+
 # Set by us, for everything else hangs on them.
 _OURS = (
     *("model", "tokenizer", "dtype", "worker_cls", "kv_transfer_config", "logits_processors"),
@@ -73,6 +75,14 @@ def read_extra(items: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def together(extra: Mapping[str, Any]) -> int:
+    """How many prompts vLLM takes at once: its own max_num_seqs, or a few. Raises UsageError."""
+    count = extra.get("max_num_seqs", TOGETHER)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError(f"--vllm max_num_seqs={count}: not a number from 1 on", "such as 8")
+    return count
+
+
 def start(blueprint: Blueprint, store: Path, settings: LocalSettings) -> Any:
     """vLLM's `LLMEngine` for the model. store: folder of the store that the connector opens.
 
@@ -95,8 +105,7 @@ def start(blueprint: Blueprint, store: Path, settings: LocalSettings) -> Any:
                 )
             _check_device(blueprint)
             arguments = _arguments(blueprint, store, settings)
-            if not settings.verbose:  # what it says is in the results' notes
-                logging.getLogger("vllm.cacheblend").setLevel(logging.CRITICAL)
+            _set_logs(settings.verbose)
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except CacheblendError:
         raise
@@ -120,6 +129,17 @@ def _prepare(settings: LocalSettings) -> None:
         import torch
 
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+
+
+def _set_logs(verbose: int) -> None:
+    """Once vLLM is imported: it reads its own variables only then."""
+    logs = logging.getLogger("vllm")
+    logs.setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
+    for handler in logs.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    # What our own part says is in the results' notes.
+    logging.getLogger("vllm.cacheblend").setLevel(logging.NOTSET if verbose else logging.CRITICAL)
 
 
 def _arguments(blueprint: Blueprint, store: Path, settings: LocalSettings) -> dict[str, Any]:

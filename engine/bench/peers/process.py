@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 
 from cache_store.errors import CacheblendError, UsageError
-from engine.api import Engine
+from engine.base import BaseEngine
 
 CHILD = Path(__file__).with_name("child.py")
 INSTALL = {
@@ -61,7 +61,7 @@ class PeerSetup:
     gguf: str | None = None
 
 
-def setup_for(engine: Engine, longest: int, gguf: Path | None = None) -> PeerSetup:
+def setup_for(engine: BaseEngine, longest: int, gguf: Path | None = None) -> PeerSetup:
     """The same model, as we have it."""
     return PeerSetup(
         model=str(engine.blueprint.path.absolute()),
