@@ -80,6 +80,8 @@ class LineParser:
     def __init__(self, settings: Settings, *, compare: bool = False) -> None:
         self._separator = settings.text_separator
         values = {name: str(getattr(settings, name)) for name in _DECIDING}
+        if settings.engine != "torch":
+            values["engine"] = settings.engine
         self._decided = json.dumps([values, compare]).encode()
 
     def parse(self, raw: RawLine) -> PromptLine | BadLine | None:

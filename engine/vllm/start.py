@@ -137,7 +137,7 @@ def _set_logs(verbose: int) -> None:
     logs.setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     for handler in logs.handlers:
         if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
+            handler.stream = sys.stderr  # the one before may be closed
     # What our own part says is in the results' notes.
     logging.getLogger("vllm.cacheblend").setLevel(logging.NOTSET if verbose else logging.CRITICAL)
 

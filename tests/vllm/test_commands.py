@@ -138,7 +138,7 @@ def test_at_ratio_1_nothing_is_approximate(world: World) -> None:
 def test_what_is_asked_wrongly_is_said_in_one_line(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("ask", "What?", "--engine", "vllm")
+    asked = ("ask", "When does the pilot boat leave?", "--engine", "vllm")
     for flags, said in (
         (("--live",), "--live"),
         (("--vllm", "seed=1"), "cacheblend sets it"),
@@ -154,8 +154,8 @@ def test_what_is_asked_wrongly_is_said_in_one_line(
 
 
 def test_eval_and_bench_measure_it(world: World, tmp_path: Path) -> None:
-    passages = [{"source": f"p{i}", "text": text} for i, text in enumerate(TEXTS.values())]
-    question = {"question": "Who is paid?", "answers": ["The keeper"], "passages": passages}
+    passages = [{"title": f"p{i}", "text": text} for i, text in enumerate(TEXTS.values())]
+    question = {"question": "Who is paid?", "answers": ["The keeper"], "ctxs": passages}
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps(question) + "\n")
     report = world.json(
