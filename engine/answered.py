@@ -50,15 +50,15 @@ def answered(
     prompt: Prompt,
     options: BlendOptions,
     run: PrefillRun,
-    answer: Generated,
+    answer: Generated | None,
     beside: Beside,
 ) -> AskResult:
-    """The result, its trace completed. engine: its name."""
+    """The result, its trace completed. engine: its name; answer: None where it isn't known."""
     blending, watch = options.mode == "blend", run.watch
     result = AskResult(
-        answer=answer.text,
-        finish_reason=answer.finish_reason,
-        output_token_ids=answer.token_ids,
+        answer=answer.text if answer else "",
+        finish_reason=answer.finish_reason if answer else "unknown",
+        output_token_ids=answer.token_ids if answer else (),
         model=info,
         mode=options.mode,
         policy=options.policy,
@@ -73,7 +73,7 @@ def answered(
             len(run.selected) / run.cached_tokens if run.cached_tokens else 0.0,
             run.per_layer,
         ),
-        first_token=_first_token(run.logits[0], answer),
+        first_token=_first_token(run.logits[0], answer) if answer else None,
         timing=Timing(
             load_model_s=beside.load_s,
             tokenize_s=0.0,
@@ -84,7 +84,7 @@ def answered(
             rotate_s=watch.rotate.seconds,
             score_s=watch.score.seconds,
             recompute_s=watch.recompute.seconds,
-            decode_s=answer.seconds,
+            decode_s=answer.seconds if answer else 0.0,
             total_s=beside.total_s,
             layers=tuple(watch.layers),
         ),

@@ -127,7 +127,8 @@ class Audited:
 
 @dataclass(frozen=True)
 class AskResult:
-    """One answered prompt. engine: what computed it, torch or vllm. selected: prompt positions
+    """One answered prompt. engine: what computed it, torch or vllm. first_token: None where nobody
+    knows it, as in a trace that a worker of vLLM's server wrote. selected: prompt positions
     recomputed to the last layer; notes: what the caller should be told (damaged entries, chunks not
     saved); trace: the run's record, where one was asked for: these three are not in the JSON."""
 
@@ -144,7 +145,7 @@ class AskResult:
     skipped_blend: str | None
     prompt: PromptRecord
     recomputed: Recomputed
-    first_token: FirstToken
+    first_token: FirstToken | None
     timing: Timing
     kv: KVRecord
     compare: Comparison | None

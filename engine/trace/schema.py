@@ -75,7 +75,7 @@ RESULT: Spec = {
         ],
     },
     "recomputed": {"tokens": count, "fraction": amount, "per_layer": [count]},
-    "first_token": {"id": count, "top_logprobs": [likely]},
+    "first_token": ({"id": count, "top_logprobs": [likely]}, None),
     "timing": {
         **dict.fromkeys(("load_model_s", "tokenize_s", "retrieve_s", "ttft_s"), amount),
         **dict.fromkeys(("kv_load_s", "kv_stall_s", "rotate_s", "score_s"), amount),

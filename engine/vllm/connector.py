@@ -39,6 +39,7 @@ from engine.vllm.settings import ConnectorSettings, open_blueprint, open_store
 from engine.vllm.steps import StepResult, StepRunner
 from engine.vllm.stored import StoredChunks
 from engine.vllm.tails import TailedKV
+from engine.vllm.tracing import TraceWriter
 from engine.vllm.worker import BlendRun, BlendWorker
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self.off: str | None = None
         self.worker: BlendWorker | None = None
         self.scheduler: BlendScheduler | None = None
+        self.traces: TraceWriter | None = None
         self.steps = StepRunner(None, self.block_size, logger.warning)
         self._done = StepResult()
         self._tally = Tally()  # of the scheduler's side
@@ -107,7 +109,11 @@ class CacheBlendConnector(KVConnectorBase_V1):
         paged = TailedKV(attention, self.block_size, embed.device)
         self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
         self.steps.worker, self.steps.tails = self.worker, paged
-        if not ranks.leads:
+        if ranks.leads:
+            about = decoder, self.blueprint, lambda: self.store, self.settings, logger.warning
+            self.traces = TraceWriter(*about, whole=group.world_size == 1)
+            self.steps.listeners.append(self.traces)
+        else:
             self.steps.warn = logger.debug  # all ranks meet the same, and the first says it
         audit = self._audit()
         if audit is not None:
@@ -225,6 +231,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         if self.scheduler is not None:
             self.scheduler.close()
+        if self.traces is not None:
+            self.traces.close()
         self.store.close()
 
     @property

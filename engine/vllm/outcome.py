@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cache_store.keys import KVSpec
 from engine.model import Decoder
@@ -24,13 +25,25 @@ def outcome(
 
 
 def _blended(request: LocalRequest, run: BlendRun) -> PrefillRun:
-    first_at, watch, result = request.watched.first_at, run.watch, run.blended
+    first_at, watch = request.watched.first_at, run.watch
     watch.recompute.add(max(0.0, first_at - watch.logits))
+    made = of_blend(run)
+    return replace(
+        made,
+        logits=request.watched.rows[0][None],
+        ttft_s=first_at - request.began,
+        began=request.began,
+    )
+
+
+def of_blend(run: BlendRun) -> PrefillRun:
+    """A blend by itself: its time ends where its KV is there, and there are no logits."""
+    watch, result = run.watch, run.blended
     notes: tuple[str, ...] = ()
     if run.sources != run.plan.sources:
         notes = ("stored KV was damaged or lost meanwhile: left out and computed instead",)
     return PrefillRun(
-        logits=request.watched.rows[0][None],
+        logits=result.logits,
         found=run.sources,
         used=run.sources,
         cached_tokens=_cached(run.sources),
@@ -39,10 +52,10 @@ def _blended(request: LocalRequest, run: BlendRun) -> PrefillRun:
         skipped=None,
         bytes_loaded=run.bytes_loaded,
         tiers=run.tiers,
-        ttft_s=first_at - request.began,
+        ttft_s=run.seconds,
         watch=watch,
         notes=notes,
-        began=request.began,
+        began=watch.began,
         scores=result.scores,
         chosen=result.chosen,
         looks=result.looks,

@@ -12,11 +12,12 @@ from cache_store.store import ChunkStore
 from engine.api import Engine
 from engine.blueprint import Blueprint
 from engine.options import BlendOptions, SamplingOptions
+from engine.trace.file import read
 from tests.cbcli.terminal import run
 from tests.cbcli.world import CHATML, TEXTS, World
 from tests.engine.tiny_models import build
 from tests.engine.tiny_tokenizers import write_tokenizer
-from tests.vllm.worlds import TINY
+from tests.vllm.worlds import TINY, make_text
 
 LINES = [
     {"id": 0, "policy": "value"},
@@ -164,9 +165,9 @@ def test_eval_and_bench_measure_it(world: World, tmp_path: Path) -> None:
     )
     assert report["engine"] == "vllm"
     rows = {(row["mode"], row["ratio"]): row for row in report["rows"]}
-    assert rows["full", None]["kl"]["mean"] == pytest.approx(0, abs=1e-9)
-    assert rows["blend", 1.0]["kl"]["mean"] == pytest.approx(0, abs=1e-9)
-    assert rows["reuse", 0.0]["kl"]["mean"] > 1e-9
+    assert rows["full", None]["kl"] == pytest.approx(0, abs=1e-9)
+    assert rows["blend", 1.0]["kl"] == pytest.approx(0, abs=1e-9)
+    assert rows["reuse", 0.0]["kl"] > 1e-9
     report = world.json(
         *("bench", "ttft", "--engine", "vllm", "--tokens", "400", "--pairs", "1"),
         *("--ratios", "0.16", "--policies", "value,explicit"),
@@ -255,6 +256,27 @@ def test_what_missed_is_stored_after_the_answer(engines: tuple[Any, Engine]) -> 
     text = "The bell is rung in fog, once a minute, and never at noon."
     blend = BlendOptions.of(min_tokens=0)
     found: Callable[[Any], str] = lambda result: result.prompt.segments[1].status  # noqa: E731
-    first = ours.ask("When?", [ours.chunk(text)], blend=blend)
-    assert (found(first), first.prompt.segments[1].reason) == ("miss", "never_stored")
-    assert found(torchs.ask("When?", [ours.chunk(text)], blend=blend)) == "exact"
+    short = SamplingOptions(max_tokens=2)
+    first = ours.ask("When?", [ours.chunk(text)], blend=blend, sampling=short)
+    assert (found(first), first.prompt.segments[1].reason) == ("miss", "absent")
+    again = torchs.ask("When?", [ours.chunk(text)], blend=blend, sampling=short)
+    assert found(again) == "exact"
+
+
+def test_a_servers_worker_records_what_it_blends(start: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    served = start(extra={"trace": "basic", "trace_dir": str(folder)})
+    text = make_text()
+    served.ask(text.prompt([0, 1, 2]))  # all of it is missed, and nothing blended
+    served.ask(text.prompt([2, 0, 1]))
+    served.ask(text.prompt([1, 2, 0]), trace="full")
+    served.close()
+    first, second = (read(path) for path in sorted(folder.iterdir()))
+    assert (first.level, second.level) == ("basic", "full")
+    assert first.deviations is None
+    assert second.deviations is not None
+    assert first.result["engine"] == "vllm"
+    assert first.result["first_token"] is None
+    assert first.result["recomputed"]["tokens"] > 0
+    assert [s["status"] for s in first.result["prompt"]["segments"]].count("hit") == 3
+    assert first.tokens.ids.tolist() == list(text.prompt([2, 0, 1]).token_ids)
