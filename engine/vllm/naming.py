@@ -16,6 +16,7 @@ from cache_store.errors import UsageError
 from cache_store.keys import pack_ids
 from engine.options import BlendOptions
 from engine.prompt import Prompt, PromptChunk, Segment, SegmentKind
+from engine.trace.record import Level
 from engine.vllm.plan import RequestPlan
 from engine.vllm.separators import Separator
 from engine.vllm.settings import SETTINGS, ConnectorSettings
@@ -27,7 +28,7 @@ OPTIONS = (
     *("mode", "policy", "ratio", "threshold", "check_layers", "min_tokens", "strict_context"),
     *("transfer", "seed"),
 )
-WISHES = (*OPTIONS, "indices", "save", "question_tokens")
+WISHES = (*OPTIONS, "indices", "save", "trace", "question_tokens")
 """What a request may say besides its chunks."""
 
 MOST_SEGMENTS = 20_000
@@ -71,7 +72,7 @@ class RequestReader:
         given = _own(params)
         options = options_of(given, self.settings.blend)
         options.check_model(self.layers)
-        save = _flag(given, "save", self.settings.save)
+        save, trace = _flag(given, "save", self.settings.save), _level(given, self.settings.trace)
         prompt = self._prompt(token_ids, given)
         if prompt is None or not any(s.kind == "chunk" for s in prompt.segments):
             return None
@@ -86,7 +87,7 @@ class RequestReader:
         question = given.get("question_tokens")
         if question is not None:
             question = _whole(question, "question_tokens", 1, suffix)
-        return RequestPlan(request_id, prompt, options, save, question)
+        return RequestPlan(request_id, prompt, options, save, question, trace)
 
     def _prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt | None:
         if "segments" in given and "chunks" in given:
@@ -210,6 +211,7 @@ def check_wishes(given: Mapping[str, Any]) -> None:
     _only(given, WISHES)
     options_of(given, BlendOptions())
     _flag(given, "save", True)
+    _level(given, None)
     if given.get("question_tokens") is not None:
         _whole(given["question_tokens"], "question_tokens", 1)
 
@@ -327,6 +329,17 @@ def _whole(value: object, what: str, low: int, high: int | None = None) -> int:
         upper = "on" if high is None else f"to {high}"
         raise UsageError(f"{what} is {shown}, not a number from {low} {upper}")
     return value
+
+
+def _level(given: Mapping[str, Any], default: Level | None) -> Level | None:
+    value = given.get("trace", default)
+    if value is None or value is False:
+        return None
+    if value is True:
+        return default or "basic"
+    if value not in get_args(Level):
+        raise UsageError("trace is unknown", f"use one of {', '.join(get_args(Level))}")
+    return cast(Level, value)
 
 
 def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.options import BlendOptions
 from engine.prompt import Prompt
 from engine.sources import Source
+from engine.trace.record import Level
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class RequestPlan:
 
     prompt: the request's own token ids, as segments. options: how it is blended. save: whether its
     missed chunks are stored for the next prompts. question_tokens: how many of the suffix's tokens
-    are the question that a policy reads, from the suffix's beginning on; None: all of them.
+    are the question that a policy reads, from the suffix's beginning on; None: all of them. trace:
+    whether and how its run is recorded.
     """
 
     request_id: str
@@ -22,6 +24,7 @@ class RequestPlan:
     options: BlendOptions
     save: bool = True
     question_tokens: int | None = None
+    trace: Level | None = None
 
     @property
     def end(self) -> int:

@@ -20,6 +20,7 @@ from cache_store.tiers.addresses import masked
 from engine.context import CONTEXT_KINDS, ContextKind
 from engine.loaders import LOADER_NAMES
 from engine.options import MODES, BlendOptions
+from engine.trace.record import Level
 from engine.vllm import kinds
 from engine.vllm.kinds import Kind
 
@@ -163,6 +164,9 @@ _OTHERS = (
         "self_test", "true", kinds.flag, "Check at start that ratio 1 equals vLLM's own prefill"
     ),
     Setting("any_version", "false", kinds.flag, "Try versions of vLLM that this isn't tested with"),
+    Setting("trace", "", kinds.choice("basic", "full"), "Record each blended request's run"),
+    Setting("trace_dir", "", kinds.path, "Folder of the traces; unset: the last ones in the usual"),
+    Setting("trace_layers", "", kinds.layers, "Layers a full trace measures; unset: a few"),
     Setting(
         "audit",
         "0",
@@ -206,6 +210,9 @@ class ConnectorSettings:
     step_tokens: int = 16_384
     self_test: bool = True
     any_version: bool = False
+    trace: Level | None = None
+    trace_dir: Path | None = None
+    trace_layers: tuple[int, ...] | None = None
     limit: int | None = None
     read_only: bool = False
     remote: str | None = None

@@ -177,7 +177,7 @@ def _connector(blueprint: Blueprint, store: Path) -> dict[str, Any]:
     """All that the connector would else take from the environment is said here."""
     return {
         "store": str(store),
-        **dict.fromkeys(("limit", "remote", "threshold", "transfer")),
+        **dict.fromkeys(("limit", "remote", "threshold", "transfer", "trace")),
         **dict.fromkeys(("system", "template_date", "separator")),
         "memory_limit": 0,
         "model": str(blueprint.path),

@@ -137,7 +137,7 @@ def computed(plan: BlendPlan) -> BlendPlan:
     """The same without any stored KV, and nothing to select."""
     sources = tuple(Source(source.segment, "computed") for source in plan.sources)
     options = BlendOptions.of(mode="reuse", loader=plan.request.options.loader)
-    request = replace(plan.request, options=options, question_tokens=0)
+    request = replace(plan.request, options=options, trace=None, question_tokens=0)
     return replace(plan, request=request, sources=sources)
 
 
