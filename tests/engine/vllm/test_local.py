@@ -15,6 +15,7 @@ from engine.vllm.naming import RequestReader
 from engine.vllm.request import parameters
 from engine.vllm.settings import ConnectorSettings
 from engine.vllm.start import read_extra, together
+from tests.cbcli.terminal import run
 
 
 def test_vllms_arguments_are_json_or_text() -> None:
@@ -117,3 +118,12 @@ def test_lines_that_are_computed_together_come_out_in_order(most: int) -> None:
     source: LineSource = lines  # type: ignore[assignment]
     assert [answer.number for answer in at_once(source, engine, most)] == list(range(23))
     assert 1 <= engine.most <= most
+
+
+def test_without_vllm_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.vllm.start.find_spec", lambda name: None)
+    for command in (["ask", "?"], ["run", "-"], ["ingest", "."], ["bench", "ttft"], ["eval", "x"]):
+        result = run(*command, "--engine", "vllm", input="")
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert "vLLM is not installed" in result.stderr
+        assert "pip install" in result.stderr
