@@ -12,12 +12,11 @@ from cache_store.store import ChunkStore
 from engine.api import Engine
 from engine.blueprint import Blueprint
 from engine.options import BlendOptions, SamplingOptions
-from engine.trace.file import read
 from tests.cbcli.terminal import run
 from tests.cbcli.world import CHATML, TEXTS, World
 from tests.engine.tiny_models import build
 from tests.engine.tiny_tokenizers import write_tokenizer
-from tests.vllm.worlds import TINY, make_text
+from tests.vllm.worlds import TINY
 
 LINES = [
     {"id": 0, "policy": "value"},
@@ -261,22 +260,3 @@ def test_what_missed_is_stored_after_the_answer(engines: tuple[Any, Engine]) -> 
     assert (found(first), first.prompt.segments[1].reason) == ("miss", "absent")
     again = torchs.ask("When?", [ours.chunk(text)], blend=blend, sampling=short)
     assert found(again) == "exact"
-
-
-def test_a_servers_worker_records_what_it_blends(start: Callable[..., Any], tmp_path: Path) -> None:
-    folder = tmp_path / "traces"
-    served = start(extra={"trace": "basic", "trace_dir": str(folder)})
-    text = make_text()
-    served.ask(text.prompt([0, 1, 2]))  # all of it is missed, and nothing blended
-    served.ask(text.prompt([2, 0, 1]))
-    served.ask(text.prompt([1, 2, 0]), trace="full")
-    served.close()
-    first, second = (read(path) for path in sorted(folder.iterdir()))
-    assert (first.level, second.level) == ("basic", "full")
-    assert first.deviations is None
-    assert second.deviations is not None
-    assert first.result["engine"] == "vllm"
-    assert first.result["first_token"] is None
-    assert first.result["recomputed"]["tokens"] > 0
-    assert [s["status"] for s in first.result["prompt"]["segments"]].count("hit") == 3
-    assert first.tokens.ids.tolist() == list(text.prompt([2, 0, 1]).token_ids)
