@@ -198,9 +198,6 @@ class _Counters:
     def flush(self) -> None:
         return
 
-    def flush(self) -> None:
-        return
-
 
 def _watch_of(runner: Any) -> Any:
     from engine.vllm.watching import LogitsWatch
