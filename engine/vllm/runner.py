@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -87,8 +88,7 @@ class WorkerPrefiller(Prefiller):
         if group.world_size == 1:
             return [said]
         heard: list[Any] = [None] * group.world_size
-        # vLLM's own `broadcast_object` takes words of its first rank only.
-        torch.distributed.all_gather_object(heard, said, group=group.cpu_group)
+        dist.all_gather_object(heard, said, group=group.cpu_group)
         return heard
 
 

@@ -24,6 +24,7 @@ from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.sources import KVStore, find_sources
 from engine.vllm.memory_store import MemoryStore
 from engine.vllm.plan import BlendPlan, RequestPlan, SavePlan
+from engine.vllm.text import one_line
 from engine.vllm.worker import BlendWorker
 
 TOKENS = 320  # of a prompt: enough for blocks of 128 to be crossed
@@ -89,15 +90,22 @@ def self_test(worker: BlendWorker, vllm: Prefiller, most_kl: float = MOST_KL) ->
 
     Errors of blending itself are a verdict, too.
     """
-    began = time.perf_counter()
+    began, off = time.perf_counter(), None
     trial = _Trial(worker, vllm)
     try:
-        off = trial(most_kl)
+        trial(most_kl)
+    except _Different as error:
+        off = str(error)
     except Exception as error:
-        off = f"the self-test failed: {type(error).__name__}: {error}".splitlines()[0]
+        off = f"the self-test failed: {type(error).__name__}: {one_line(error)}"
+        vllm.gathered((off, None))  # where the other ranks are about to meet
     finally:
         vllm.clear()
     return Verdict(off, trial.kl, trial.apart, time.perf_counter() - began)
+
+
+class _Different(Exception):
+    """What differs; raised on all ranks."""
 
 
 class _Trial:
@@ -109,15 +117,15 @@ class _Trial:
         self.kl: dict[str, float] = {}
         self.apart = 0.0
 
-    def __call__(self, most_kl: float) -> str | None:
+    def __call__(self, most_kl: float) -> None:
         size = min(TOKENS, self.vllm.room)
         if size < LEAST:
-            return f"vLLM takes prompts of {size} tokens only, too few for the self-test"
+            raise _Different(f"vLLM's prompts of {size} tokens are too few for the self-test")
         prefix, other, a, b, separator, suffix = _parts(size, self.vllm.vocab)
         chunks = tuple((chunk.token_ids, chunk.chunk_id) for chunk in (a, b))
         with rounded(self.worker.model, self.worker.paged.attention):
             self.worker.save(SavePlan(prefix, chunks))
-        for entries in self.vllm.gathered(self.store.entries):
+        for entries in self.meet(None, self.store.entries):
             self.store.entries |= entries
         same = lay_out(prefix, [a], separator, suffix)
         mixed = lay_out(other, [b, a], separator, suffix)
@@ -127,11 +135,15 @@ class _Trial:
             ("recomputed", mixed, replace(options, ratios=(Decimal(1),))),
         )
         for name, prompt, how in tries:
-            found = self.compare(name, prompt, how, most_kl)
-            problem: str | None = next(filter(None, self.vllm.gathered(found)), None)
-            if problem is not None:
-                return problem
-        return None
+            self.meet(self.compare(name, prompt, how, most_kl), None)
+
+    def meet(self, problem: str | None, said: T) -> list[T]:
+        """What each rank says. Raises _Different where one has a problem."""
+        heard = self.vllm.gathered((problem, said))
+        for other, _ in heard:
+            if other is not None:
+                raise _Different(other)
+        return [value for _, value in heard]
 
     def compare(
         self, name: str, prompt: Prompt, options: BlendOptions, most_kl: float
