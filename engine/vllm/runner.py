@@ -16,6 +16,9 @@ from engine.vllm.selftest import FIRST_BLOCK, Prefiller, first_blocks
 
 T = TypeVar("T")
 
+# On a CPU that has AMX vLLM rounds activations for these as well, and says so in the layers.
+_WEIGHTS_ONLY = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
+
 
 class WorkerPrefiller(Prefiller):
     """Works with either of vLLM's model runners: each is given scheduler outputs, keeps the last
@@ -30,6 +33,12 @@ class WorkerPrefiller(Prefiller):
         self._blocks = 0  # so many were written to
         config = worker.vllm_config
         self.vocab = config.model_config.get_vocab_size()
+        quantisation = config.model_config.quantization
+        self.eight_bits = (
+            quantisation is not None
+            and quantisation not in _WEIGHTS_ONLY
+            or any(getattr(part, "use_w4a8", False) for part in worker.get_model().modules())
+        )
         blocks = worker.model_runner.kv_cache_config.num_blocks - FIRST_BLOCK
         self.room = min(
             config.model_config.max_model_len - 1,

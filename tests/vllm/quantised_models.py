@@ -76,26 +76,19 @@ def _int8(weight: torch.Tensor) -> Parts:
     return {"weight": (weight / scale).round().to(torch.int8), "weight_scale": scale}
 
 
-def _fp8(weight: torch.Tensor) -> Parts:
-    scale = weight.abs().amax(1, keepdim=True) / 448
-    return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
-
-
-def _compressed(kind: str) -> dict[str, Any]:
-    common = {"num_bits": 8, "type": kind, "symmetric": True}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": f"{kind}-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": common | {"strategy": "channel", "dynamic": False},
-                "input_activations": common | {"strategy": "token", "dynamic": True},
-            }
-        },
-    }
-
+_EIGHT = {"num_bits": 8, "type": "int", "symmetric": True}
+_W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": _EIGHT | {"strategy": "channel", "dynamic": False},
+            "input_activations": _EIGHT | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
 
 KINDS: dict[str, tuple[Callable[[torch.Tensor], Parts], dict[str, Any]]] = {
     "awq": (
@@ -118,6 +111,5 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor], Parts], dict[str, Any]]] = {
             "sym": True,
         },
     ),
-    "int8": (_int8, _compressed("int")),
-    "fp8": (_fp8, _compressed("float")),
+    "int8": (_int8, _W8A8),
 }

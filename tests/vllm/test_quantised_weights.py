@@ -33,11 +33,22 @@ def divergence(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.exp() * (one - other)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    ("kind", "dtype", "limit"),
+    [
+        ("awq", "float16", 0.01),
+        ("gptq", "float16", 0.01),
+        ("int8", "bfloat16", 0.1),  # vLLM's kernel takes no float16; activations are rounded, too
+    ],
+)
 def test_quantised_weights_are_blended(
-    start: Callable[..., Served], quantised: Callable[[str], Path], kind: str
+    start: Callable[..., Served],
+    quantised: Callable[[str], Path],
+    kind: str,
+    dtype: str,
+    limit: float,
 ) -> None:
-    served = start(quantised(kind), dtype="float16", extra={"self_test": True})
+    served = start(quantised(kind), dtype=dtype, extra={"self_test": True})
     assert served.scheduler.connector.off is None
     served.ask(TEXT.prompt(FIRST))  # stores the chunks
     served.forget()
@@ -47,9 +58,9 @@ def test_quantised_weights_are_blended(
     assert len(served.runs) == 1
     hits = [source.status for source in served.runs[0].sources if source.cached]
     assert len(hits) == 4
-    assert divergence(plain.logprobs, blended.logprobs) < 0.01
+    assert divergence(plain.logprobs, blended.logprobs) < limit
     reused = served.ask(TEXT.prompt(OTHER), ratio=0)
-    assert divergence(plain.logprobs, reused.logprobs) > 0.01  # else nothing would be shown
+    assert divergence(plain.logprobs, reused.logprobs) > 2 * limit  # else nothing would be shown
 
 
 def test_kv_of_quantised_weights_is_keyed_apart(
