@@ -34,10 +34,8 @@ class WorkerPrefiller(Prefiller):
         config = worker.vllm_config
         self.vocab = config.model_config.get_vocab_size()
         quantisation = config.model_config.quantization
-        self.eight_bits = (
-            quantisation is not None
-            and quantisation not in _WEIGHTS_ONLY
-            or any(getattr(part, "use_w4a8", False) for part in worker.get_model().modules())
+        self.eight_bits = (quantisation is not None and quantisation not in _WEIGHTS_ONLY) or any(
+            getattr(part, "use_w4a8", False) for part in worker.get_model().modules()
         )
         blocks = worker.model_runner.kv_cache_config.num_blocks - FIRST_BLOCK
         self.room = min(
