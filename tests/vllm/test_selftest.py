@@ -24,7 +24,7 @@ def served(start: Callable[..., Served]) -> Served:
     return start("llama", extra=TESTED)
 
 
-def tested(served: Served) -> Any:
+def verdict_on(served: Served) -> Any:
     """The self-test's verdict on a vLLM that runs, but has nothing to do."""
     served.forget()
     worker = served.core.model_executor.driver_worker.worker
@@ -48,7 +48,7 @@ def test_blending_as_it_is_stays_on_and_leaves_no_trace(served: Served) -> None:
 
 
 def test_a_running_vllm_agrees_closely(served: Served) -> None:
-    verdict = tested(served)
+    verdict = verdict_on(served)
     assert verdict.off is None
     assert set(verdict.kl) == {"reused", "recomputed"}
     assert max(verdict.kl.values()) < 1e-6
@@ -131,12 +131,12 @@ def test_what_computes_something_else_is_noticed(
     before = served.connector.worker.model.rope._tables
     served.connector.worker.model.rope._tables = {}
     damage(monkeypatch)
-    verdict = tested(served)
+    verdict = verdict_on(served)
     served.connector.worker.model.rope._tables = before
     assert said in (verdict.off or "")
     assert "\n" not in (verdict.off or "")
     monkeypatch.undo()
-    assert tested(served).off is None  # nothing of it stays
+    assert verdict_on(served).off is None  # nothing of it stays
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

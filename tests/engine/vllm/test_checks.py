@@ -1,8 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from engine.vllm.checks import Facts, Layer, layers_refusal, refusal, release_of
+from engine.blueprint import Blueprint
+from engine.vllm.checks import Facts, Layer, as_computed, layers_refusal, refusal, release_of
 
 USUAL = Facts(version="0.32.0", architecture="LlamaForCausalLM", max_length=4096)
 LAYER = Layer("CPUAttentionBackendImpl", head_dim=64, scale=0.125)
@@ -96,3 +99,14 @@ def test_attention_of_another_kind_is_refused_by_name(
 
 def test_layers_that_are_missing_are_noticed() -> None:
     assert "1 attention layers found, not 2" in (layers_refusal({"a": LAYER}, 2) or "")
+
+
+def test_weights_that_vllm_quantises_itself_are_others(default_model_dir: Path) -> None:
+    blueprint = Blueprint.open(default_model_dir, dtype="bf16")
+    plain = SimpleNamespace(quantization=None, quantization_config=None)
+    online = [SimpleNamespace(quantization=q, quantization_config=None) for q in ("fp8", "int8")]
+    assert as_computed(blueprint, plain) is blueprint
+    others = [as_computed(blueprint, config).spec.model for config in online]
+    assert len({blueprint.spec.model, *others}) == 3
+    stored = replace(blueprint, config=replace(blueprint.config, quantisation="{}"))
+    assert as_computed(stored, online[0]) is stored  # the folder's files are what is computed with
