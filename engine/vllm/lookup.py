@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from cache_store.keys import KVSpec
+from cache_store.errors import StoreFullError
+from cache_store.keys import KVSpec, group_key
 from engine.rope import Rope
 from engine.sources import KVStore, Source, find_sources
 from engine.vllm.plan import RequestPlan
@@ -48,4 +49,25 @@ class Lookups:
         chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
         store.look_ahead(self._spec, chunks)
         regime = self._rope.regime(len(prompt.token_ids))
-        return find_sources(prompt, store, self._spec, regime, options.mode, options.strict_context)
+        sources = find_sources(
+            *(prompt, store, self._spec, regime, options.mode, options.strict_context)
+        )
+        return self._brought(store, sources) if self._pool is not None else sources
+
+    def _brought(self, store: KVStore, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+        """What only the remote has is downloaded: workers read it from the local disk, as fast as
+        everything else. What doesn't come is computed."""
+        places = [
+            (group_key(self._spec, s.segment.token_ids), s.match.key) for s in sources if s.match
+        ]
+        try:
+            here = store.bring(places)
+        except StoreFullError:
+            return sources  # a worker finds out what there is
+        return tuple(
+            s if s.match is None or s.match.key in here else _without_kv(s) for s in sources
+        )
+
+
+def _without_kv(source: Source) -> Source:
+    return Source(source.segment, "miss" if source.segment.kind == "chunk" else "computed")

@@ -40,6 +40,10 @@ class Names:
             return None
         return Match(str(hash(tuple(token_ids))), 1, 0, False, (), "")
 
+    def bring(self, wanted: Any) -> set[str]:
+        self._check()
+        return {key for _, key in wanted}
+
     def reason_for_miss(self, *_: Any, **__: Any) -> str:
         self._check()
         return "absent"

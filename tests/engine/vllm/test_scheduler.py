@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from engine.options import BlendOptions
 from engine.vllm.salt import Salt
 from engine.vllm.saves import BUSY_STEPS
 from engine.vllm.scheduler import PATIENCE
+from engine.vllm.settings import ConnectorSettings, open_store
 from tests.engine.vllm.streams import (
     SPEC,
     FakeRequest,
@@ -390,6 +392,23 @@ class TestRemote:
         self.may.set()
         assert self.until_known(side, asked) == 0
         assert "no network" in side.warnings[0]
+
+    def test_what_only_the_remote_has_is_on_the_disk_before_it_is_blended(self, tmp_path):
+        (tmp_path / "remote").mkdir()
+        remote = f"file://{tmp_path}/remote"
+        kv = bytes(40 * SPEC.kv_heads * SPEC.head_dim * 4)
+        given = {"store": str(tmp_path / "first"), "remote": remote, "limit": "100MB"}
+        with closing(open_store(ConnectorSettings.of(given))) as first:
+            first.put(SPEC, A, (1, 2, 3), "", [(kv, kv)] * SPEC.layers, chunk_id="a" * 64)
+        path = tmp_path / "second"
+        with closing(open_store(ConnectorSettings.of(given | {"store": str(path)}))) as second:
+            side = scheduler(second, remote=remote)
+            asked = request("r", [A, B])
+            side.arrived(asked)
+            assert self.until_known(side, asked) == 83
+            with closing(ChunkStore.open(path, read_only=True)) as worker:
+                assert worker.contains(SPEC, A, (1, 2, 3))
+            side.close()
 
     def test_a_real_store_may_be_asked_by_a_thread(self, tmp_path):
         store = ChunkStore.open(tmp_path / "store", limit_bytes=10**8)
