@@ -6,8 +6,9 @@ wrong on one alone, reading stored KV above all, is kept until all ranks meet.
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from cache_store.errors import CacheblendError
 from engine.loaders import DamagedSource
@@ -33,20 +34,15 @@ class RankFailed(CacheblendError):
     """Something else went wrong, on this rank or another."""
 
 
-class OutOfStep(SystemExit):
-    """The other ranks wait for this one elsewhere, and nothing but its end ends that: vLLM stops
-    when a worker does."""
-
-
 def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
     """Where several ranks meet. Returns if none has trouble; otherwise raises LostSources or
-    RankFailed on all of them."""
+    RankFailed on all of them. A rank in trouble to which the others don't come ends its process."""
     said = json.dumps([_said(trouble, ranks) for trouble in troubles]) if troubles else ""
     try:
         heard = ranks.exchanged(said, PATIENCE if troubles else None)
     except TimeoutError as error:
         _log.critical("%s; this worker ends", error, exc_info=troubles[0])
-        raise OutOfStep(1) from error
+        end_process()
     lost: dict[str, bool] = {}
     for rank, words in enumerate(heard):
         for key, elsewhere, message in json.loads(words or "[]"):
@@ -56,6 +52,14 @@ def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
             lost[key] = lost.get(key, True) and elsewhere
     if lost:
         raise LostSources(lost)
+
+
+def end_process() -> NoReturn:
+    """At once: the others wait for this rank elsewhere, which nothing but its end ends, for vLLM
+    stops when a worker does. In good order it can't, for its groups' threads wait for the others.
+    """
+    logging.shutdown()
+    os._exit(1)
 
 
 def together(ranks: Ranks, action: Callable[[], T], kept: Sequence[Exception] = ()) -> T:

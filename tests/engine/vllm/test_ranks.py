@@ -15,7 +15,7 @@ from cache_store.keys import KVSpec
 from engine.loaders import LOADER_NAMES
 from engine.ranks import Share
 from engine.vllm import lockstep
-from engine.vllm.lockstep import OutOfStep, RankFailed
+from engine.vllm.lockstep import RankFailed
 from engine.vllm.plan import SavePlan
 from engine.vllm.worker import BlendRun
 from tests.engine.blend_world import World
@@ -238,7 +238,14 @@ def test_a_fault_of_the_request_is_told_by_all_ranks(pair: World) -> None:
 
 
 def test_a_rank_that_falls_out_of_step_ends(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end() -> None:
+        raise Ended
+
     monkeypatch.setattr(lockstep, "PATIENCE", 0.5)
+    monkeypatch.setattr(lockstep, "end_process", end)
     team = make_team(pair, 2)
 
     def broken(*given: Any) -> None:
@@ -247,8 +254,8 @@ def test_a_rank_that_falls_out_of_step_ends(pair: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(team.ranks[1].blocks, "write", broken)
     plan = plan_for(pair, pair.prompt(ORDER))
     outcomes = team.all(lambda rank: rank.worker.blend(plan))
-    assert isinstance(outcomes[1], OutOfStep)  # and vLLM ends the others
-    assert isinstance(outcomes[0], OutOfStep | threading.BrokenBarrierError)
+    assert isinstance(outcomes[1], Ended)  # and vLLM ends the others
+    assert isinstance(outcomes[0], Ended | threading.BrokenBarrierError)
 
 
 def test_a_blend_without_trouble_meets_twice(pair: World) -> None:
