@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import engine.rope
+from cache_store.errors import UsageError
 from engine.attention import AttentionPlan
 from engine.vllm.decoder import VllmDecoder
+from engine.vllm.host import CacheBlendWorker
 from engine.vllm.paged import PagedKV
 from engine.vllm.runner import WorkerPrefiller
 from engine.vllm.selftest import self_test
@@ -156,8 +158,7 @@ def test_where_it_fails_vllm_answers_as_without_the_connector(
     monkeypatch.setattr(log, "propagate", True)
     with caplog.at_level("WARNING"):
         served = start("llama", extra=TESTED)
-    lines = [record.getMessage() for record in caplog.records if "off" in record.getMessage()]
-    assert [line for line in lines if line.startswith("cacheblend: off: ")]
+    assert [line for line in lines(caplog) if line.startswith("cacheblend: off: ")]
     for asked, answer in zip((prompt, other), expected, strict=True):
         found = served.ask(asked, steps=4, ratio=0)
         assert found.token_ids == answer.token_ids
@@ -166,3 +167,31 @@ def test_where_it_fails_vllm_answers_as_without_the_connector(
     assert not served.runs
     with served.open_store() as store:
         assert store.stats().entries == 0
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record.getMessage() for record in caplog.records]
+    return [line for line in said if line.startswith("cacheblend: ")]
+
+
+def test_what_blending_cannot_be_used_with_is_refused_before_weights_are_loaded(
+    start: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    loaded: list[Any] = []
+    monkeypatch.setattr(CacheBlendWorker, "load_model", lambda *args, **named: loaded.append(args))
+    with pytest.raises(UsageError, match="LoRA"), caplog.at_level("ERROR"):
+        start("llama", enable_lora=True)
+    assert not loaded
+    assert [line for line in lines(caplog) if "merge the adapter" in line]
+
+
+def test_another_worker_leaves_vllm_plain_and_says_which_one_is_needed(
+    start: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level("WARNING"):
+        served = start("llama", worker_cls="auto")
+    assert [line for line in lines(caplog) if "engine.vllm.host.CacheBlendWorker" in line]
+    assert served.ask(TEXT.prompt([0, 1]), steps=2).token_ids
+    assert not served.runs
