@@ -75,8 +75,9 @@ class Measure:
         self.world = self._world()
 
     def _world(self) -> World:
-        text = "\n\n".join(path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md")))
-        ids = self.llm.get_tokenizer().encode(text, add_special_tokens=False)
+        encode, ids = self.llm.get_tokenizer().encode, []
+        for path in sorted(DOCS.rglob("*.md")):
+            ids += encode(path.read_text("utf-8"), add_special_tokens=False)
         size = (self.given.tokens - PREFIX - QUESTION) // CHUNKS
         needed = PREFIX + QUESTION + POOL * size
         ids = ids * math.ceil(needed / len(ids))
