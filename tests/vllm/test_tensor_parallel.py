@@ -34,8 +34,9 @@ def served(request, start, model, store_dir):
     """Three ranks have the store that two have filled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # of each rank
+        patch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
         options = dict(tensor_parallel_size=request.param, extra={"self_test": True})
-        return start(model, store_dir, **options)
+        yield start(model, store_dir, **options)
 
 
 @pytest.fixture(scope="module")
