@@ -203,6 +203,7 @@ def _connector(
         "kv_dtype": blueprint.kv_dtype,
         "save": settings.save,
         "audit": settings.audit,
+        "task": settings.task,
         "template_date": settings.template_date,
         "fingerprints": str(data_root() / FINGERPRINTS),
         "remote_timeout": settings.remote_timeout,

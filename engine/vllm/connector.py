@@ -272,7 +272,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def _audit(self) -> Audit | None:
         every = self.settings.audit
-        return Audit(AuditLog(self.store.journal), every) if every else None
+        log, task = AuditLog(self.store.journal), self.settings.task
+        return Audit(log, every, task=task) if every else None
 
     def _say(self) -> None:
         if self.scheduler is not None and self.scheduler.warnings:

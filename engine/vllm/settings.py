@@ -20,6 +20,7 @@ from cache_store.tiers.addresses import masked
 from engine.context import CONTEXT_KINDS, ContextKind
 from engine.loaders import LOADER_NAMES
 from engine.options import MODES, BlendOptions
+from engine.task import TASKS, Task
 from engine.trace.record import Level
 from engine.vllm import kinds
 from engine.vllm.kinds import Kind
@@ -174,6 +175,7 @@ _OTHERS = (
         "Check one in so many blended requests against a full prefill; 0: none",
         "AUDIT",
     ),
+    Setting("task", "qa", kinds.choice(*TASKS), "What prompts ask for, as audits tell it", "TASK"),
 )
 SETTINGS: Mapping[str, Setting] = {s.name: s for s in (*_OTHERS, *_BLEND)}
 _NULLABLE = ("separator",)  # null says something else than leaving it out
@@ -222,6 +224,7 @@ class ConnectorSettings:
     system: str | None = None
     template_date: str | None = None
     audit: int = 0
+    task: Task = "qa"
 
     @classmethod
     def of(cls, given: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> ConnectorSettings:
