@@ -11,7 +11,7 @@ import pytest
 
 from cbcli import bench_plot
 from cbcli.eval_options import split_policies
-from engine.evaluation import runner
+from engine.evaluation import subject
 from tests.cbcli.world import World, add_model, make_world
 
 LINES = [
@@ -124,7 +124,7 @@ def test_rows_that_differ_in_their_context_say_so(world: World, tmp_path: Path) 
 
 
 def test_without_answers_nothing_is_scored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "generate", lambda *a: pytest.fail("an answer was made"))
+    monkeypatch.setattr(subject, "generate", lambda *a: pytest.fail("an answer was made"))
     args = ("eval", "q.jsonl", "--ratios", "0.3", "--tokens", "2", "--limit", "1", "--no-answers")
     result = world(*args, "--no-random")
     assert result.exit_code == 0, result.stderr
@@ -188,7 +188,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(
     args, state = ("eval", "q.jsonl", *SHORT), tmp_path / "state.jsonl"
     whole = world.json(*args)
     with monkeypatch.context() as patch:
-        compare, left = runner.agreement, [8]
+        compare, left = subject.agreement, [8]
 
         def interrupted(*given: Any) -> Any:
             left[0] -= 1
@@ -196,7 +196,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(
                 raise KeyboardInterrupt
             return compare(*given)
 
-        patch.setattr(runner, "agreement", interrupted)
+        patch.setattr(subject, "agreement", interrupted)
         error = world.error(*args, "--state", str(state), code=130)
     assert error["message"] == "interrupted: 1 of 3 questions done"
     assert "goes on from there" in error["hint"]
@@ -207,7 +207,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(
     assert timeless(json.loads(resumed.stdout)) == timeless(whole)
     assert len(state.read_text().splitlines()) == 4
     # All of it is there now: fewer questions, and more, are taken from it without the weights.
-    monkeypatch.setattr(runner, "reference", lambda *a: pytest.fail("it was computed again"))
+    monkeypatch.setattr(subject, "reference", lambda *a: pytest.fail("it was computed again"))
     again = world.json(*args, "--state", str(state))
     assert again["rows"] == json.loads(resumed.stdout)["rows"]
     assert world.json(*args, "--state", str(state), "--limit", "2")["data"]["questions"] == 2
