@@ -372,6 +372,7 @@ WISH = st.fixed_dictionaries(
         "indices": st.lists(st.integers(-1, 50)) | JSON,
         "mode": st.sampled_from(["blend", "reuse", "full", "prefix"]) | JSON,
         "save": JSON,
+        "trace": JSON,
         "question_tokens": st.integers(-1, 50) | JSON,
         "seed": JSON,
     },
@@ -480,12 +481,14 @@ def test_plain_requests_name_nothing() -> None:
 
 
 def test_wishes_are_over_the_connectors_own() -> None:
-    plan = read(ratio=0.05, policy="value", save=False, question_tokens=3)
+    plan = read(ratio=0.05, policy="value", save=False, trace="full", question_tokens=3)
     assert [str(r) for r in plan.options.ratios] == ["0.05"]
-    assert (plan.options.policy, plan.save) == ("value", False)
+    assert (plan.options.policy, plan.save, plan.trace) == ("value", False, "full")
     assert plan.question_tokens == 3
     assert read(indices=[3, 1]).options.indices == (1, 3)
-    assert read(ratio=None).options == BlendOptions()
+    assert read(trace=True).trace == "basic"
+    assert read().trace is None
+    assert read(trace=None, ratio=None).options == BlendOptions()
 
 
 @pytest.mark.parametrize(
@@ -506,6 +509,7 @@ def test_wishes_are_over_the_connectors_own() -> None:
         ({"min_tokens": -1}, "min_tokens is -1"),
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"save": "no"}, "save is not true or false"),
+        ({"trace": "all"}, "trace is unknown"),
         ({"question_tokens": 0}, "question_tokens is 0"),
         ({"question_tokens": 21}, "question_tokens is 21"),
         ({"rato": 0.1}, "unknown key 'rato'"),

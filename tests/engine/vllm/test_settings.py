@@ -37,6 +37,7 @@ def test_with_nothing_said_it_is_the_commands_own_store_and_ratio() -> None:
     assert settings.blend == BlendOptions()
     assert settings.separator == " # # "
     assert settings.remote is None
+    assert settings.trace is None
     assert not settings.read_only
 
 
@@ -108,6 +109,7 @@ def test_null_is_no_separator() -> None:
         ({"memory_limit": "2 boxes"}, "memory_limit is '2 boxes'", "20GB"),
         ({"remote_timeout": 0}, "remote_timeout is 0", "above 0"),
         ({"remote": "http://x"}, "remote is 'http://x'", "redis://"),
+        ({"trace": "all"}, "trace is 'all'", "basic, full"),
         ({"context": "all"}, "context is 'all'", "prefix"),
         ({"kv_dtype": "int2"}, "kv_dtype is 'int2'", "int4"),
         ({"template_date": "today"}, "template_date is 'today'", "YYYY-MM-DD"),
@@ -144,13 +146,13 @@ def test_every_variable_is_one_that_the_command_knows() -> None:
 def test_values_go_through_json() -> None:
     given = {
         **dict(store="/s", ratio=[0.3, 0.16], check_layers=[1, 8], memory_limit="2GB"),
-        **dict(remote="redis://h:1/2", limit=10**9, audit=50),
+        **dict(remote="redis://h:1/2", trace_layers=[1, 5], limit=10**9, audit=50),
     }
     settings = ConnectorSettings.of(json.loads(json.dumps(given)), {})
     assert settings.blend.check_layers == (1, 8)
     assert (settings.memory_limit, settings.limit) == (2 * 10**9, 10**9)
     assert settings.remote == "redis://h:1/2"
-    assert settings.audit == 50
+    assert (settings.trace_layers, settings.audit) == ((1, 5), 50)
 
 
 # The store
