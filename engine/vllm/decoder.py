@@ -107,7 +107,7 @@ class VllmDecoder(Decoder):
         return self.kernels.place(x, turned, self._kept("q", x.shape))
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-        parts = self._layers[layer]
+        parts, self._qkv = self._layers[layer], None  # room for what the MLP holds
         projected = parts.self_attn.o_proj(attention)[0]
         _, weight = self._norms[layer]
         kept = self._kept("norm", x.shape)
@@ -140,6 +140,8 @@ class VllmDecoder(Decoder):
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = self.config
         kv = c.kv_heads * c.head_dim
+        if len(qkv) == 1:  # whose parts are contiguous, so that norms and RoPE work in place
+            qkv = qkv.clone()
         return torch.split(qkv, [c.heads * c.head_dim, kv, kv], dim=-1)
 
 
