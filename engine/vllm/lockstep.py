@@ -41,7 +41,7 @@ def agree(ranks: Ranks, troubles: Sequence[Exception]) -> None:
     try:
         heard = ranks.exchanged(said, PATIENCE if troubles else None)
     except TimeoutError as error:
-        _log.critical("%s; this worker ends", error, exc_info=troubles[0])
+        _log.critical("%s; this worker ends", error, exc_info=next(iter(troubles), error))
         end_process()
     lost: dict[str, bool] = {}
     for rank, words in enumerate(heard):

@@ -13,7 +13,7 @@ import torch
 from cache_store.errors import IntegrityError, NotFoundError, StoreFullError
 from cache_store.keys import KVSpec
 from engine.loaders import LOADER_NAMES
-from engine.ranks import Share
+from engine.ranks import Ranks, Share
 from engine.vllm import lockstep
 from engine.vllm.lockstep import RankFailed
 from engine.vllm.plan import SavePlan
@@ -256,6 +256,24 @@ def test_a_rank_that_falls_out_of_step_ends(pair: World, monkeypatch: pytest.Mon
     outcomes = team.all(lambda rank: rank.worker.blend(plan))
     assert isinstance(outcomes[1], Ended)  # and vLLM ends the others
     assert isinstance(outcomes[0], Ended | threading.BrokenBarrierError)
+
+
+def test_a_rank_whose_others_are_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Ranks):
+        size = 2
+
+        def exchanged(self, said: str, seconds: float | None = None) -> tuple[str, ...]:
+            raise TimeoutError("connection closed by peer")
+
+    class Ended(BaseException):
+        pass
+
+    def end() -> None:
+        raise Ended
+
+    monkeypatch.setattr(lockstep, "end_process", end)
+    with pytest.raises(Ended):
+        lockstep.together(Gone(), lambda: None)  # without a trouble of its own
 
 
 def test_a_blend_without_trouble_meets_twice(pair: World) -> None:
