@@ -31,10 +31,10 @@ class Lookups:
 
     def begin(self, plan: RequestPlan) -> Found:
         """One source a segment; done already where that takes no thread."""
-        if self._pool is not None:
-            return self._pool.submit(self._find, plan)
         found: Found = Future()
         try:
+            if self._pool is not None:
+                return self._pool.submit(self._find, plan)
             found.set_result(self._find(plan))
         except Exception as error:
             found.set_exception(error)

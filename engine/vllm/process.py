@@ -109,8 +109,7 @@ class VllmProcess:
             if request.take(tokens, output.finished):
                 self._engine.abort_request([key], internal=True)
             if request.done:
-                del self._requests[key]
-                self._watch.watched.pop(key.partition("-")[0], None)
+                self._forget(key)
 
     def run(self, request: LocalRequest) -> None:
         """One request, from its beginning to its end."""
@@ -127,7 +126,11 @@ class VllmProcess:
         keys = [key for key, one in self._requests.items() if one is request]
         for key in keys:
             self._engine.abort_request([key], internal=True)
-            del self._requests[key]
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        del self._requests[key]
+        self._watch.watched.pop(key.partition("-")[0], None)
 
     @contextmanager
     def layers_timed(self, request: LocalRequest) -> Iterator[None]:

@@ -259,7 +259,7 @@ class BlendScheduler:
         if summary.outcome == "blended":
             try:
                 self.audits.offer(live.plan, live.sources)
-            except CacheblendError as error:
+            except Exception as error:
                 self.warnings.append(f"a prompt could not be audited: {_said(error)}")
         self._over.append(summary)
         report.update(summary.to_json())

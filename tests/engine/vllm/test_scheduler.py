@@ -301,6 +301,20 @@ class TestLookups:
         assert side.warnings
         assert side.idle
 
+    def test_trouble_with_the_audits_log_is_a_warning(self, monkeypatch):
+        side = scheduler(Names([A, B]))
+        asked = request("r", [A, B])
+        side.arrived(asked)
+        _, plan = run(side, asked)
+
+        def offer(*given):
+            raise OSError("no such disk")
+
+        monkeypatch.setattr(side.audits, "offer", offer)
+        side.results([result(plan.blends[0])])
+        assert side.finished(asked)["cacheblend"]["status"] == "blended"
+        assert "no such disk" in side.warnings[0]
+
     @pytest.mark.parametrize(
         ("stored", "wishes", "why"),
         [
@@ -392,6 +406,15 @@ class TestRemote:
         self.may.set()
         assert self.until_known(side, asked) == 0
         assert "no network" in side.warnings[0]
+
+    def test_a_thread_that_cannot_be_had_is_an_error_of_the_store(self, slow):
+        _, side = slow
+        side.close()
+        asked = request("r", [A, B])
+        side.arrived(asked)
+        assert self.until_known(side, asked) == 0
+        assert "could not be asked" in side.finished(asked)["cacheblend"]["why"]
+        assert side.idle
 
     def test_what_only_the_remote_has_is_on_the_disk_before_it_is_blended(self, tmp_path):
         (tmp_path / "remote").mkdir()
