@@ -134,6 +134,8 @@ class _Blend:
             check_indices(options.indices, self.hits + _positions(exact_chunks))
         self.stages = self._stages(options)
         self.question = self._asks()
+        if self.question and cache.passing:
+            raise ValueError("the question reads all layers first, and this cache holds one")
         self.reading: Reading | None = None
         self.scores: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.counts: list[int] = []

@@ -20,7 +20,7 @@ class KVCache:
         shape = (2, 1 if passing else config.layers, config.kv_heads, capacity, config.head_dim)
         held = memory[: self.size(config, capacity, passing=passing)].view(shape)
         self.k, self.v = held.expand(-1, config.layers, -1, -1, -1)
-        self.capacity = capacity
+        self.capacity, self.passing = capacity, passing
         self.length = 0
 
     @staticmethod

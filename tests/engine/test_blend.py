@@ -375,6 +375,8 @@ def test_layers_that_share_memory_do_where_no_question_reads(
     monkeypatch.setattr(world.model, "new_cache", shared)
     assert torch.equal(world.prefill(prompt, **options).logits, expected)
     assert taken[0].k[0].data_ptr() == taken[0].k[-1].data_ptr()
+    with pytest.raises(ValueError, match="reads all layers first"):  # and else are refused
+        world.prefill(prompt, ratio="0.3", policy="question")
 
 
 # Prompts of every shape
