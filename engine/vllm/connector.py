@@ -70,6 +70,9 @@ class CacheBlendConnector(KVConnectorBase_V1):
         )
         self.blueprint = as_computed(blueprint, model)
         self.store = open_store(self.settings)
+        if role == KVConnectorRole.SCHEDULER:
+            for fault in self.store.faults:
+                logger.warning("cacheblend: %s: %s", fault.message, self.store.without(fault))
         self.block_size = vllm_config.cache_config.block_size
         self.off: str | None = None
         self.worker: BlendWorker | None = None
@@ -191,10 +194,9 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         if self.scheduler is None:
             return StepMetadata(StepPlan())
+        plan = self.scheduler.step(busy=scheduler_output.total_num_scheduled_tokens > 0)
         self._say()
-        return StepMetadata(
-            self.scheduler.step(busy=scheduler_output.total_num_scheduled_tokens > 0)
-        )
+        return StepMetadata(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         result = connector_output.kv_connector_worker_meta

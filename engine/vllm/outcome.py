@@ -39,9 +39,6 @@ def _blended(request: LocalRequest, run: BlendRun) -> PrefillRun:
 def of_blend(run: BlendRun) -> PrefillRun:
     """A blend by itself: its time ends where its KV is there, and there are no logits."""
     watch, result = run.watch, run.blended
-    notes: tuple[str, ...] = ()
-    if run.sources != run.plan.sources:
-        notes = ("stored KV was damaged or lost meanwhile: left out and computed instead",)
     return PrefillRun(
         logits=result.logits,
         found=run.sources,
@@ -54,7 +51,7 @@ def of_blend(run: BlendRun) -> PrefillRun:
         tiers=run.tiers,
         ttft_s=run.seconds,
         watch=watch,
-        notes=notes,
+        notes=run.notes,
         began=watch.began,
         scores=result.scores,
         chosen=result.chosen,

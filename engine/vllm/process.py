@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -180,8 +180,10 @@ class VllmProcess:
 
 
 class _Uncounted:
-    """A store where lookups of the connector's are not counted: the engine counts an answer's own,
-    once."""
+    """A store where lookups of the connector's are not counted, and what it has to say is not
+    heard: the engine counts an answer's own, once, and tells the rest."""
+
+    damaged: Sequence[str] = ()
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
@@ -189,6 +191,9 @@ class _Uncounted:
 
     def note_uses(self) -> None:
         return
+
+    def take_notes(self) -> list[str]:
+        return []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

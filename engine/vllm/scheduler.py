@@ -96,10 +96,11 @@ class BlendScheduler:
         self._over: deque[RunSummary] = deque(maxlen=_OVER)
         self._blends: list[BlendPlan] = []
         self._step_tokens = 0
+        self._damaged = len(store.damaged)  # entries that were told of
 
     def use(self, store: KVStore, loader: str) -> None:
         """For requests that arrive from now on."""
-        self.store = store
+        self.store, self._damaged = store, len(store.damaged)
         blend = replace(self.settings.blend, loader=loader)
         self.settings = self._reader.settings = replace(self.settings, blend=blend)
 
@@ -174,6 +175,7 @@ class BlendScheduler:
         saves, audits = self.saves.take(busy=busy), self.audits.take(busy=busy)
         plan = StepPlan(tuple(self._blends), saves, audits)
         self._blends, self._step_tokens = [], 0
+        self._hear()
         return plan
 
     def results(self, summaries: Sequence[RunSummary]) -> None:
@@ -310,6 +312,12 @@ class BlendScheduler:
             held=live.held,
             why=live.left or live.why,
         )
+
+    def _hear(self) -> None:
+        """What the store has to say: of entries that are damaged, of a remote that fails."""
+        damaged = self.store.damaged
+        told, self._damaged = damaged[self._damaged :], len(damaged)
+        self.warnings += [one_line(said) for said in (*told, *self.store.take_notes())]
 
     def _warn(self, request: Any, text: str) -> None:
         self.warnings.append(f"request {one_line(request.request_id)}: {text}")

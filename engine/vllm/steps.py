@@ -163,6 +163,7 @@ def summary_of(run: BlendRun) -> RunSummary:
             total=run.seconds,
         ),
         tiers=tuple(run.tiers.items()),
+        notes=run.notes,
     )
 
 

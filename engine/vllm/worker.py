@@ -38,6 +38,13 @@ class BlendRun:
     tiers: dict[str, int]
     seconds: float
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        if self.sources == self.plan.sources:
+            return ()
+        return ("stored KV was damaged or lost meanwhile: left out and computed instead",)
+
 
 class BlendWorker:
     """Carries out plans on one worker's model, store and blocks."""

@@ -20,12 +20,12 @@ BLOCK = 16
 class Names:
     """A store that knows which chunks it has, and nothing of their KV."""
 
-    damaged: list[str] = []
-
     def __init__(self, stored: Iterable[Sequence[int]] = (), *, read_only: bool = False) -> None:
         self.stored = {tuple(ids) for ids in stored}
         self.read_only = read_only
         self.counted: list[str] = []
+        self.damaged: list[str] = []
+        self.notes: list[str] = []
         self.finds = 0
         self.broken: Exception | None = None
         self.counters = SimpleNamespace(add=self.counted.append, flush=lambda: None)
@@ -47,6 +47,10 @@ class Names:
     def reason_for_miss(self, *_: Any, **__: Any) -> str:
         self._check()
         return "absent"
+
+    def take_notes(self) -> list[str]:
+        notes, self.notes = self.notes, []
+        return notes
 
     def note_uses(self) -> None:
         return

@@ -301,6 +301,17 @@ class TestLookups:
         assert side.warnings
         assert side.idle
 
+    def test_what_the_store_has_to_say_is_told_once(self):
+        store = Names([A, B])
+        store.damaged = ["before"]
+        side = scheduler(store)
+        store.damaged.append("entry 1 is damaged")
+        store.notes.append("the remote is slow")
+        side.step(busy=False)
+        assert side.warnings == ["entry 1 is damaged", "the remote is slow"]
+        side.step(busy=False)
+        assert len(side.warnings) == 2
+
     def test_trouble_with_the_audits_log_is_a_warning(self, monkeypatch):
         side = scheduler(Names([A, B]))
         asked = request("r", [A, B])

@@ -1,5 +1,6 @@
 """What a worker does with the scheduler's plans, and what is kept of them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,16 @@ class TestBlends:
         assert (summary.outcome, summary.recomputed, summary.seconds.total) == ("blended", 1, 0.5)
         assert not done.failed_blocks
         assert not said
+
+    def test_kv_that_was_lost_meanwhile_is_told_of(self):
+        class Loses(Worker):
+            def blend(self, plan):
+                run = super().blend(plan)
+                return replace(run, sources=tuple(s.computed() for s in plan.sources))
+
+        done, _ = self.run(Loses(), plan())
+        assert "lost meanwhile" in done.summaries[0].to_json()["notes"][0]
+        assert self.run(Worker(), plan())[0].summaries[0].notes == ()
 
     def test_what_fails_is_computed_at_once(self):
         worker = Worker(fails_with_stored_kv)
