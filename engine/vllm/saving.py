@@ -22,7 +22,7 @@ def save_missing(writer: ChunkWriter, chunks: Iterable[PromptChunk]) -> int:
     alone = ChunkWriter(writer.model, writer.store, writer.spec, ())
     for own, lacking in ((alone, before), (writer, missing)):
         for batch in own.batches(lacking):
-            computed = own.compute(batch)
+            computed = together(ranks, partial(own.compute, batch))
             together(ranks, partial(_keep, own, computed))
     return len(missing)
 

@@ -13,6 +13,7 @@ import torch
 from cache_store.errors import IntegrityError, NotFoundError, StoreFullError
 from cache_store.keys import KVSpec
 from engine.loaders import LOADER_NAMES
+from engine.precompute import ChunkWriter
 from engine.ranks import Ranks, Share
 from engine.vllm import lockstep
 from engine.vllm.lockstep import RankFailed
@@ -320,6 +321,34 @@ def test_saved_entries_are_whole_and_serve_any_number_of_ranks(
     assert chunks == ["exact", "hit", "hit", "hit"]
     for rank in again:
         assert rank.blended.selected == run.selected
+
+
+def test_a_rank_that_cannot_compute_a_chunk_ends(
+    pair: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the others wait for its heads, and nothing else would end that."""
+
+    class Ended(BaseException):
+        pass
+
+    def end() -> None:
+        raise Ended
+
+    monkeypatch.setattr(lockstep, "PATIENCE", 0.5)
+    monkeypatch.setattr(lockstep, "end_process", end)
+    pair.store.discard(key_of(pair, 0))
+    team = make_team(pair, 2)
+    right = ChunkWriter.compute
+
+    def compute(writer: ChunkWriter, chunks: Any) -> Any:
+        if writer.model.ranks.leads:
+            return right(writer, chunks)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ChunkWriter, "compute", compute)
+    outcomes = team.all(lambda rank: save(rank, pair, [0]))
+    assert isinstance(outcomes[1], Ended)
+    assert isinstance(outcomes[0], Ended | threading.BrokenBarrierError)
 
 
 def test_a_full_store_is_told_by_all_ranks(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
