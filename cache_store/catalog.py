@@ -179,7 +179,7 @@ class Catalog(CatalogDatabase):
         wanted = prefix.strip().lower()
         if len(wanted) < MIN_PREFIX or set(wanted) - set("0123456789abcdef"):
             raise UsageError(
-                f"{prefix!r} is not a chunk id: at least {MIN_PREFIX} hex digits of one",
+                f"{prefix[:80]!r} is not a chunk id: at least {MIN_PREFIX} hex digits of one",
                 "cacheblend store ls shows the chunks",
             )
         found = self._chunks(
@@ -189,7 +189,7 @@ class Catalog(CatalogDatabase):
         ids = sorted({chunk.chunk_id for chunk in found})
         if not ids:
             raise NotFoundError(
-                f"no chunk {prefix!r} in the store", "cacheblend store ls shows the chunks"
+                f"no chunk {prefix[:80]!r} in the store", "cacheblend store ls shows the chunks"
             )
         if len(ids) > 1:
             more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""

@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,11 @@ class Tokenizer:
         self.vocab_size = template.get_vocab_size(with_added_tokens=True)
         first = [template.id_to_token(token) for token in self.encode("a")[:1]]
         self.prepends_space = any((text or "").startswith(("▁", "Ġ")) for text in first)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least its length over this of them."""
+        return max(map(len, self._template.get_vocab(with_added_tokens=True)), default=1)
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:

@@ -89,6 +89,18 @@ class RequestReader:
             question = _whole(question, "question_tokens", 1, suffix)
         return RequestPlan(request_id, prompt, options, save, question, trace)
 
+    def check(self, params: object) -> None:
+        """Raises UsageError for what no prompt can have in its `kv_transfer_params`, as far as that
+        needs no token ids."""
+        given = _own(params)
+        check_wishes({name: value for name, value in given.items() if name in WISHES})
+        options_of(given, self.settings.blend).check_model(self.layers)
+        if "segments" in given and "chunks" in given:
+            raise UsageError("segments and chunks exclude each other", "give one of them")
+        for name, most in (("segments", MOST_SEGMENTS), ("chunks", MOST_CHUNKS)):
+            if name in given:
+                _listed(given[name], name, most)
+
     def _prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt | None:
         if "segments" in given and "chunks" in given:
             raise UsageError("segments and chunks exclude each other", "give one of them")

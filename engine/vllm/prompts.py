@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.errors import UsageError
-from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.prompt_text import PromptText
 from engine.template import PromptTemplate
+from engine.vllm.kept import KeptChunks
 from engine.vllm.naming import PARAMETER, check_wishes, listed
 from engine.vllm.settings import SEPARATOR
 from engine.vllm.stored import StoredChunks
@@ -31,7 +31,6 @@ MOST_DOCUMENTS = 10_000
 _KEYS = ("id", "document", "text", "source")
 _FORMS = 'give a text, {"text": …}, {"id": …} of a chunk or {"document": …}'
 _KEPT_TEMPLATES = 64  # one a system prompt
-_KEPT_CHUNKS = 4096
 
 
 class PromptBuilder:
@@ -56,7 +55,7 @@ class PromptBuilder:
         self._stored = None if store is None else StoredChunks(store, blueprint)
         self.tokenizer = blueprint.tokenizer
         self._template = lru_cache(_KEPT_TEMPLATES)(self._load_template)
-        self._encoded = lru_cache(_KEPT_CHUNKS)(self._encode)
+        self._encoded = KeptChunks(self.tokenizer)
 
     @classmethod
     def open(
@@ -139,15 +138,12 @@ class PromptBuilder:
         if forms == ["text"]:
             if not item["text"].strip():
                 raise UsageError(f"{what} is empty", "leave it out")
-            return [self._encoded(item["text"], item.get("source"))]
+            return [self._encoded.chunk(item["text"], item.get("source"))]
         if self._stored is None:
             raise UsageError(f"{what} is named, and there is no store to find it in")
         if forms == ["id"]:
             return [self._stored.chunk(item["id"])]
         return self._stored.document(item["document"])
-
-    def _encode(self, text: str, source: str | None) -> PromptChunk:
-        return PromptChunk(tuple(self.tokenizer.encode(text)), chunk_id(text), source)
 
     def _load_template(self, system: str | None) -> PromptTemplate:
         if system is None:

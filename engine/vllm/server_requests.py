@@ -5,6 +5,7 @@ Nothing of a request that is wrong reaches the engine: it is refused here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,11 @@ class RequestLayout:
         """A chat completion's: with `documents`, or separators in its last message, the prompt is
         laid out as `cacheblend ask` does; any other one is as it was."""
         body = dict(body)
-        wishes, documents = _wishes(body), body.pop("documents", None)
+        wishes, documents = self._wishes(body), body.pop("documents", None)
+        if documents is not None and not isinstance(documents, list):
+            raise UsageError("documents is no list", 'give a list, such as [{"id": "3f9a1c"}]')
         if documents:
             _refuse_with_documents(body)
-            if not isinstance(documents, list):
-                raise UsageError("documents is no list", 'give a list, such as [{"id": "3f9a1c"}]')
             return self._laid_out(body, wishes, _Talk.read(body), documents)
         parts = self._parts(body)
         if parts is not None and not any(body.get(key) for key in _ALONE):
@@ -64,7 +65,7 @@ class RequestLayout:
         """A completion's: a prompt with separators becomes token ids in which its chunks are those
         that the store knows; any other one is as it was."""
         body = dict(body)
-        wishes = _wishes(body)
+        wishes = self._wishes(body)
         if body.get("documents"):
             raise UsageError("documents go with messages", "use /v1/chat/completions")
         prompt, separator = body.get("prompt"), self._separator
@@ -78,6 +79,8 @@ class RequestLayout:
             or not any(_chunks(text, separator) for text in texts)
         ):
             return self._plain(body, wishes)
+        for text in texts:
+            self._refuse_too_long([text])
         prompts = [self._builder.raw(text, separator) for text in texts]
         for made in prompts:
             self._check(made, wishes)
@@ -106,6 +109,8 @@ class RequestLayout:
 
     def _laid_out(self, body: Body, wishes: Body, talk: _Talk, documents: Sequence[Any]) -> Body:
         named = [_document(item) for item in documents]
+        texts = [item.get("text") if isinstance(item, Mapping) else item for item in named]
+        self._refuse_too_long([talk.system, talk.question, *texts])
         prompt = self._builder.ask(talk.question, named, system=talk.system)
         self._check(prompt, wishes)
         params = transfer_params(prompt, **wishes)
@@ -118,6 +123,27 @@ class RequestLayout:
             return body
         self._reader.read("", (), {PARAMETER: wishes})
         return _told(body, {PARAMETER: wishes})
+
+    def _wishes(self, body: Body) -> Body:
+        """What the request says of blending; what `cacheblend` says is taken out of its body."""
+        wishes, params = body.pop(PARAMETER, None), body.get("kv_transfer_params")
+        if wishes is not None and not isinstance(wishes, dict):
+            raise UsageError(f"{PARAMETER} is no object", 'give names and values: {"ratio": 0.1}')
+        if params is not None and not isinstance(params, dict):
+            raise UsageError("kv_transfer_params is no object", "leave it out")
+        _refuse_half_characters(params)
+        self._reader.check(params)
+        return wishes or {}
+
+    def _refuse_too_long(self, texts: Sequence[object]) -> None:
+        """Before they are encoded, which takes long and holds others up, as vLLM does."""
+        size = sum(len(text) for text in texts if isinstance(text, str))
+        if size > self._longest * self._builder.tokenizer.longest_token:
+            raise UsageError(
+                f"the prompt has {size} characters, far more than a context of {self._longest} "
+                "tokens can hold",
+                "use fewer or shorter documents",
+            )
 
     def _check(self, prompt: Prompt, wishes: Body) -> None:
         self._reader.read("", prompt.token_ids, transfer_params(prompt, **wishes))
@@ -188,6 +214,11 @@ def _document(item: Any) -> Any:
     if not isinstance(item, Mapping):
         return item
     found = {_NAMES.get(str(key), str(key)): value for key, value in item.items()}
+    if len(found) < len(item):
+        raise UsageError(
+            f"a document has {' and '.join(map(ascii, item))}", "leave one of them out"
+        )
+    _refuse_half_characters(found.get("source"))
     if "source" in found and not {"id", "document", "text"} & set(found):
         found["document"] = found.pop("source")
     title = found.pop("title", None)
@@ -196,16 +227,6 @@ def _document(item: Any) -> Any:
             raise UsageError("a title goes with a text", 'give {"title": …, "text": …}')
         found["text"] = f"{title}\n\n{found['text']}"
     return found
-
-
-def _wishes(body: Body) -> Body:
-    """What the request says of blending; taken out of its body."""
-    wishes = body.pop(PARAMETER, None)
-    if wishes is None:
-        return {}
-    if not isinstance(wishes, dict):
-        raise UsageError(f"{PARAMETER} is no object", 'give names and values: {"ratio": 0.1}')
-    return wishes
 
 
 def _told(body: Body, params: Mapping[str, Any]) -> Body:
@@ -225,10 +246,16 @@ def _refuse_with_documents(body: Body) -> None:
             raise UsageError(f"{key} and documents exclude each other", "leave one of them out")
     if body.get("add_generation_prompt") is False:
         raise UsageError("with documents there is always an answer", "leave the messages as is")
-    if any(body.get("chat_template_kwargs") or {}):
-        values = body["chat_template_kwargs"]
-        if values != {"enable_thinking": False}:
-            raise UsageError("chat_template_kwargs and documents exclude each other")
+    if body.get("chat_template_kwargs") not in (None, {}, {"enable_thinking": False}):
+        raise UsageError("chat_template_kwargs and documents exclude each other")
+
+
+def _refuse_half_characters(value: object) -> None:
+    """What is said back, or sent to the engine, must be text that can be sent."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError("the request has half a character: a lone surrogate") from None
 
 
 def _chunks(text: str, separator: str) -> bool:

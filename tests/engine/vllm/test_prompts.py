@@ -13,6 +13,7 @@ from cache_store.store import ChunkStore
 from engine.api import Engine
 from engine.blueprint import Blueprint
 from engine.prompt import Prompt, PromptChunk
+from engine.vllm.kept import KeptChunks
 from engine.vllm.naming import PARAMETER, RequestReader
 from engine.vllm.prompts import PromptBuilder, extra_args, tokens_prompt, transfer_params
 from engine.vllm.separators import Separator
@@ -253,3 +254,19 @@ def test_a_builder_opens_a_store_to_read(model: Path, store: ChunkStore) -> None
     ]
     with pytest.raises(NotFoundError, match="no store"):
         PromptBuilder.open(model, store.path / "nowhere")
+
+
+def test_texts_that_were_encoded_lately_are_kept_up_to_so_many_tokens(
+    builder: PromptBuilder,
+) -> None:
+    texts = [f"Boat {number} is at the quay." for number in range(9)]
+    kept = KeptChunks(builder.tokenizer, most=40)
+    made = [kept.chunk(text, None) for text in texts]
+    assert [chunk.token_ids for chunk in made] == [
+        tuple(builder.tokenizer.encode(text)) for text in texts
+    ]
+    assert 0 < kept.tokens <= 40
+    assert kept.chunk(texts[-1], None) is made[-1]
+    assert kept.chunk(texts[-1], "a") == PromptChunk(made[-1].token_ids, chunk_id(texts[-1]), "a")
+    assert len(kept.chunk("The boat is here. " * 40, None).token_ids) > 40
+    assert kept.tokens == 0

@@ -197,6 +197,25 @@ def test_wishes_are_added_to_those_that_are_there(layout: RequestLayout) -> None
             {"documents": [TEXT], "messages": [{"role": "tool", "content": "x"}]},
         ),
         (UsageError, "messages", {"documents": [TEXT], "messages": []}),
+        (UsageError, "list", {"documents": ""}),
+        (UsageError, "'content'", {"documents": [{"text": TEXT, "content": TEXT}]}),
+        (UsageError, "chat_template_kwargs", {"documents": [TEXT], "chat_template_kwargs": 5}),
+        (UsageError, "half a character", {"documents": [{"text": TEXT, "source": "\ud800"}]}),
+        (
+            UsageError,
+            "half a character",
+            {"kv_transfer_params": {PARAMETER: {"chunks": ["\ud800"]}}},
+        ),
+        (UsageError, "object", {"kv_transfer_params": 5}),
+        (UsageError, "object", {"kv_transfer_params": {PARAMETER: 5}}),
+        (UsageError, "ratio", {"kv_transfer_params": {PARAMETER: {"ratio": 2}}}),
+        (UsageError, "'x'", {"kv_transfer_params": {PARAMETER: {"x": 2}}}),
+        (UsageError, "chunks", {"kv_transfer_params": {PARAMETER: {"chunks": "a27a"}}}),
+        (
+            UsageError,
+            "exclude",
+            {"kv_transfer_params": {PARAMETER: {"chunks": [], "segments": []}}},
+        ),
     ],
 )
 def test_what_is_wrong_is_refused(
@@ -205,6 +224,23 @@ def test_what_is_wrong_is_refused(
     with pytest.raises(error) as caught:
         layout.chat({"messages": ASK, **body})
     assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": ASK, "documents": ["a " * 1_000_000]},
+        {"messages": [{"role": "user", "content": "a " * 1_000_000}], "documents": [TEXT]},
+        {"messages": [{"role": "user", "content": SEP.join(["a", "b " * 1_000_000, "c"])}]},
+        {"prompt": SEP.join(["a", "b " * 1_000_000, "c"])},
+    ],
+)
+def test_a_text_far_beyond_the_context_is_not_even_encoded(
+    layout: RequestLayout, monkeypatch: pytest.MonkeyPatch, body: Any
+) -> None:
+    monkeypatch.setattr("engine.tokenizer.Tokenizer.encode", lambda *_: pytest.fail("encoded"))
+    with pytest.raises(UsageError, match="characters"):
+        (layout.chat if "messages" in body else layout.completion)(body)
 
 
 def asked(layout: RequestLayout, raw: bytes, **scope: Any) -> tuple[Any, list[dict[str, Any]]]:
