@@ -184,6 +184,20 @@ class ReadableStore:
             )
         return None
 
+    def find_here(
+        self,
+        spec: KVSpec,
+        token_ids: Sequence[int],
+        context: Sequence[int],
+        *,
+        regime: str = "",
+        strict_context: Sequence[int] | None = None,
+    ) -> Match | None:
+        """As `find`, without asking a remote."""
+        return ReadableStore.find(
+            self, spec, token_ids, context, regime=regime, strict_context=strict_context
+        )
+
     def reason_for_miss(
         self, spec: KVSpec, token_ids: Sequence[int], chunk_id: str, *, strict: bool = False
     ) -> MissReason:

@@ -26,7 +26,21 @@ class LayerReader(Protocol):
     def close(self) -> None: ...
 
 
-class KVStore(Protocol):
+class FindsKV(Protocol):
+    """See `cache_store.store.ChunkStore.find`."""
+
+    def find(
+        self,
+        spec: KVSpec,
+        token_ids: Sequence[int],
+        context: Sequence[int],
+        *,
+        regime: str = "",
+        strict_context: Sequence[int] | None = None,
+    ) -> Match | None: ...
+
+
+class KVStore(FindsKV, Protocol):
     """What the engine needs of a store; `cache_store.store.ChunkStore` is one."""
 
     @property
@@ -42,7 +56,7 @@ class KVStore(Protocol):
 
     def take_notes(self) -> list[str]: ...
 
-    def find(
+    def find_here(
         self,
         spec: KVSpec,
         token_ids: Sequence[int],
@@ -105,7 +119,7 @@ class Source:
 
 
 def find_sources(
-    prompt: Prompt, store: KVStore | None, spec: KVSpec, regime: str, mode: Mode, strict: bool
+    prompt: Prompt, store: FindsKV | None, spec: KVSpec, regime: str, mode: Mode, strict: bool
 ) -> tuple[Source, ...]:
     """One source a segment. Separators and the suffix are always computed.
 

@@ -68,6 +68,19 @@ class ThrottledStore:
             spec, token_ids, context, regime=regime, strict_context=strict_context
         )
 
+    def find_here(
+        self,
+        spec: KVSpec,
+        token_ids: Sequence[int],
+        context: Sequence[int],
+        *,
+        regime: str = "",
+        strict_context: Sequence[int] | None = None,
+    ) -> Match | None:
+        return self._store.find_here(
+            spec, token_ids, context, regime=regime, strict_context=strict_context
+        )
+
     def put(
         self,
         spec: KVSpec,

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from cache_store.errors import StoreFullError
 from cache_store.keys import KVSpec, group_key
 from engine.rope import Rope
-from engine.sources import KVStore, Source, find_sources
+from engine.sources import FindsKV, KVStore, Source, find_sources
 from engine.vllm.plan import RequestPlan
 
 Found = Future[tuple[Source, ...]]
@@ -16,7 +16,8 @@ class Lookups:
     """Looks prompts up, one after the other.
 
     store: tells the store, which may be changed. background: a lookup may wait for a network, and
-    every request of the engine with it; so a thread does it.
+    every request of the engine with it; so a thread does it, but for prompts of which all is here:
+    these wait for nobody else's.
     """
 
     def __init__(
@@ -33,9 +34,13 @@ class Lookups:
         """One source a segment; done already where that takes no thread."""
         found: Found = Future()
         try:
-            if self._pool is not None:
+            if self._pool is None:
+                found.set_result(self._find(plan))
+                return found
+            here = self._sources(plan, _Here(self._store()))
+            if any(s.match is None for s in here if s.segment.kind in ("prefix", "chunk")):
                 return self._pool.submit(self._find, plan)
-            found.set_result(self._find(plan))
+            found.set_result(here)
         except Exception as error:
             found.set_exception(error)
         return found
@@ -45,14 +50,18 @@ class Lookups:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _find(self, plan: RequestPlan) -> tuple[Source, ...]:
-        prompt, options, store = plan.prompt, plan.options, self._store()
-        chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
+        store, segments = self._store(), plan.prompt.segments
+        chunks = [s.token_ids for s in segments if s.kind in ("prefix", "chunk")]
         store.look_ahead(self._spec, chunks)
+        sources = self._sources(plan, store)
+        return self._brought(store, sources) if self._pool is not None else sources
+
+    def _sources(self, plan: RequestPlan, store: FindsKV) -> tuple[Source, ...]:
+        prompt, options = plan.prompt, plan.options
         regime = self._rope.regime(len(prompt.token_ids))
-        sources = find_sources(
+        return find_sources(
             *(prompt, store, self._spec, regime, options.mode, options.strict_context)
         )
-        return self._brought(store, sources) if self._pool is not None else sources
 
     def _brought(self, store: KVStore, sources: tuple[Source, ...]) -> tuple[Source, ...]:
         """What only the remote has is downloaded: workers read it from the local disk, as fast as
@@ -67,6 +76,13 @@ class Lookups:
         return tuple(
             s if s.match is None or s.match.key in here else _without_kv(s) for s in sources
         )
+
+
+class _Here:
+    """A store as far as it is on this machine."""
+
+    def __init__(self, store: KVStore) -> None:
+        self.find = store.find_here
 
 
 def _without_kv(source: Source) -> Source:

@@ -111,6 +111,9 @@ def test_what_is_here_is_not_asked_of_the_remote(filled: Shelf, b: TieredStore) 
     assert match is not None
     assert match.context == (7,)  # though the remote has an exact one
     assert filled.count("names", "get") == 0
+    assert b.find_here(SPEC, IDS, CONTEXT) == match
+    assert b.find_here(SPEC, MORE, CONTEXT) is None
+    assert filled.requests == []
 
 
 def test_layers_are_read_one_after_the_other(

@@ -418,6 +418,17 @@ class TestRemote:
         assert self.until_known(side, asked) == 0
         assert "no network" in side.warnings[0]
 
+    def test_a_prompt_that_is_here_waits_for_nobody_elses(self, slow):
+        store, side = slow
+        asked = request("far", [A, B])
+        side.arrived(asked)
+        assert side.matched(asked, 0) is None
+        store.here = {(1, 2, 3), A, B}
+        near = request("near", [B, A])
+        side.arrived(near)
+        assert side.matched(near, 0) == 83
+        assert side.matched(asked, 0) is None
+
     def test_a_thread_that_cannot_be_had_is_an_error_of_the_store(self, slow):
         _, side = slow
         side.close()
