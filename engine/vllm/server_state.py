@@ -25,6 +25,7 @@ class ServerState:
 
     def __init__(self, plan: ServerPlan, engine: Any, args: Any, vllm: str) -> None:
         self._plan, self._engine, self._args, self._vllm = plan, engine, args, vllm
+        self._why_off: list[str | None] | None = None  # of each worker; settled when they start
         self._settings = ConnectorSettings.of(plan.connector)
         self._store = ChunkStore.open(self._settings.store, read_only=True, on_damage="go_on")
 
@@ -81,5 +82,6 @@ class ServerState:
 
     async def _off(self) -> str | None:
         """Why the workers don't blend, None where all do."""
-        found = await self._engine.collective_rpc("why_blending_is_off")
-        return next((str(why) for why in found if why is not None), None)
+        if self._why_off is None:  # it waits for the engine's step, and the engine for it
+            self._why_off = await self._engine.collective_rpc("why_blending_is_off")
+        return next((str(why) for why in self._why_off if why is not None), None)
