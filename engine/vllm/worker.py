@@ -52,6 +52,7 @@ class BlendWorker:
     def __init__(self, model: Decoder, store: KVStore, spec: KVSpec, paged: PagedKV) -> None:
         self.model, self.store, self.spec, self.paged = model, store, spec, paged
         self._codec = Codec.of(spec, model.dtype)
+        self._writer: ChunkWriter | None = None  # of the last save, with its context's KV
 
     @torch.inference_mode()
     def blend(self, plan: BlendPlan) -> BlendRun:
@@ -60,7 +61,7 @@ class BlendWorker:
         An entry that turns out damaged or gone, on any rank, is dropped and computed instead.
         Whatever else goes wrong is raised on all ranks.
         """
-        sources = plan.sources
+        self._writer, sources = None, plan.sources  # room for what is staged
         while True:
             try:
                 return self._blend_once(plan, sources)
@@ -127,8 +128,14 @@ class BlendWorker:
     def save(self, plan: SavePlan) -> int:
         """Computes and stores chunks that are not there yet; counts them."""
         context = plan.prefix if plan.context is None else plan.context
-        writer = ChunkWriter(self.model, self.store, self.spec, context, plan.prefix)
-        return save_missing(writer, [PromptChunk(ids, chunk_id) for ids, chunk_id in plan.chunks])
+        writer, self._writer = self._writer, None  # None, too, where it fails
+        there = writer and (writer.store, writer.context, writer.prefix)
+        if writer is None or there != (self.store, context, plan.prefix):
+            writer = ChunkWriter(self.model, self.store, self.spec, context, plan.prefix)
+        chunks = [PromptChunk(ids, chunk_id) for ids, chunk_id in plan.chunks]
+        saved = save_missing(writer, chunks)
+        self._writer = writer
+        return saved
 
     def agreed(self, yes: bool) -> bool:
         """What rank 0 says, whatever the others do."""

@@ -12,6 +12,7 @@ import torch
 
 from cache_store.errors import IntegrityError, NotFoundError, StoreFullError
 from cache_store.keys import KVSpec
+from engine import precompute
 from engine.loaders import LOADER_NAMES
 from engine.precompute import ChunkWriter
 from engine.ranks import Ranks, Share
@@ -321,6 +322,28 @@ def test_saved_entries_are_whole_and_serve_any_number_of_ranks(
     assert chunks == ["exact", "hit", "hit", "hit"]
     for rank in again:
         assert rank.blended.selected == run.selected
+
+
+def test_a_prompts_chunks_are_saved_behind_its_prefix_computed_once(
+    pair: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chunk in range(4):
+        pair.store.discard(key_of(pair, chunk))
+    computed: list[int] = []
+    right = precompute.forward
+
+    def forward(model: Any, cache: Any, ids: Any, *given: Any, **named: Any) -> Any:
+        computed.append(len(ids))
+        return right(model, cache, ids, *given, **named)
+
+    monkeypatch.setattr(precompute, "forward", forward)
+    (rank,) = make_team(pair, 1).ranks
+    assert [save(rank, pair, [chunk]) for chunk in (0, 1, 2)] == [1, 1, 1]
+    assert computed == [len(pair.prefix)]
+    rank.worker.blend(plan_for(pair, pair.prompt(ORDER)))
+    assert save(rank, pair, [3]) == 1
+    assert computed == [len(pair.prefix)] * 2  # what is blended has the room meanwhile
+    pair.writer.write_missing(pair.chunks)
 
 
 def test_a_rank_that_cannot_compute_a_chunk_ends(
