@@ -11,10 +11,14 @@ runs on, without a GPU too.
 """
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # the table alone is on stdout
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams
 

@@ -235,7 +235,10 @@ def _told(body: Body, params: Mapping[str, Any]) -> Body:
     given = body.get("kv_transfer_params")
     given = dict(given) if isinstance(given, Mapping) else {}
     before = given.get(PARAMETER)
-    own = {**(before if isinstance(before, Mapping) else {}), **params[PARAMETER]}
+    before = before if isinstance(before, Mapping) else {}
+    if "segments" in params[PARAMETER] and any(before.get(k) for k in ("segments", "chunks")):
+        raise UsageError("the request names its chunks twice", "leave kv_transfer_params out")
+    own = {**before, **params[PARAMETER]}
     body["kv_transfer_params"] = {**given, **params, PARAMETER: own}
     return body
 

@@ -45,12 +45,12 @@ async def run(
         validate_api_server_args(args)
     except KeyError as error:
         raise UsageError(f"vLLM: {error.args[0]}") from None
-    if plan.quiet:
-        _say_no_shutdown()
     set_ulimit()
     engine_args = _CheckedArgs.from_cli_args(args)
     propagate_flash_late_interaction(args, engine_args)
     async with build_async_engine_client_from_engine_args(engine_args) as engine:
+        if plan.quiet:
+            _say_no_shutdown()  # not before: vLLM sets up its logging anew while it starts
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)

@@ -206,6 +206,11 @@ def test_wishes_are_added_to_those_that_are_there(layout: RequestLayout) -> None
             "half a character",
             {"kv_transfer_params": {PARAMETER: {"chunks": ["\ud800"]}}},
         ),
+        (
+            UsageError,
+            "twice",
+            {"documents": [TEXT], "kv_transfer_params": {PARAMETER: {"chunks": ["a27a"]}}},
+        ),
         (UsageError, "object", {"kv_transfer_params": 5}),
         (UsageError, "object", {"kv_transfer_params": {PARAMETER: 5}}),
         (UsageError, "ratio", {"kv_transfer_params": {PARAMETER: {"ratio": 2}}}),
