@@ -10,7 +10,8 @@ from engine.vllm.plan import SavePlan
 BUSY_STEPS = 16
 """While requests run, a chunk is saved every so many steps: it holds all of them up."""
 MOST_TOKENS = 4_000_000
-"""Waiting tokens: what comes beyond is not saved, and will be missed and come again."""
+"""Waiting tokens, with the prefixes they stand behind: what comes beyond is not saved, and will be
+missed and come again."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class SaveQueue:
     def __init__(self, context: tuple[int, ...] | None = None, *, idles: bool = True) -> None:
         self._context, self._idles = context, idles
         self._waiting: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], _Chunk] = OrderedDict()
+        # Each prefix once, and how many chunks wait behind it.
+        self._prefixes: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
         self._tokens = 0
         self._busy = 0  # steps with requests since the last save
 
@@ -43,12 +46,14 @@ class SaveQueue:
         """Returns how many of a prompt's missed chunks are going to be stored."""
         number = 0
         for segment in missed:
-            size = len(segment.token_ids)
+            prefix, behind = self._prefixes.get(prefix, (prefix, 0))
+            size = len(segment.token_ids) + (0 if behind else len(prefix))
             place = (prefix if self._context is None else self._context, segment.token_ids)
             if place not in self._waiting:
                 if self._tokens + size > MOST_TOKENS:
                     continue
                 self._waiting[place] = _Chunk(prefix, segment.token_ids, segment.chunk_id)
+                self._prefixes[prefix] = prefix, behind + 1
                 self._tokens += size
             number += 1
         return number
@@ -67,10 +72,16 @@ class SaveQueue:
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._prefixes.clear()
         self._tokens = 0
 
     def _next(self) -> SavePlan:
         _, chunk = self._waiting.popitem(last=False)
         self._tokens -= len(chunk.token_ids)
+        prefix, behind = self._prefixes.pop(chunk.prefix)
+        if behind > 1:
+            self._prefixes[prefix] = prefix, behind - 1
+        else:
+            self._tokens -= len(prefix)
         context = chunk.prefix if self._context is None else self._context
         return SavePlan(chunk.prefix, ((chunk.token_ids, chunk.chunk_id),), context)
