@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import platformdirs
 
+from engine.vllm.text import one_line
+
 if TYPE_CHECKING:
     from engine.blueprint import Blueprint
     from engine.model import Decoder
@@ -72,10 +74,14 @@ class TraceWriter:
         if level == "full" and self._whole:  # which computes: not beside vLLM
             self._write(run)
         elif self._waiting < _WAITING:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "cacheblend-traces")
             self._waiting += 1
-            self._thread.submit(self._write, run)
+            try:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "cacheblend-traces")
+                self._thread.submit(self._write, run)
+            except Exception as error:  # raised here, it would part this rank from the others
+                self._waiting -= 1
+                self._warn(f"a run was not recorded: {one_line(error)}")
 
     def failed(self, plan: BlendPlan, error: Exception) -> None:
         return
@@ -89,7 +95,7 @@ class TraceWriter:
         try:
             self._record(run)
         except Exception as error:  # a trace is worth no request
-            self._warn(f"a run was not recorded: {type(error).__name__}: {error}")
+            self._warn(f"a run was not recorded: {type(error).__name__}: {one_line(error)}")
         finally:
             self._waiting = max(0, self._waiting - 1)
 
