@@ -23,7 +23,6 @@ from engine.policies import (
     Candidates,
     LayerKV,
     Outputs,
-    budget,
     covering,
     make_policy,
     select,
@@ -31,6 +30,7 @@ from engine.policies import (
 from engine.rope import Tables
 from engine.scoring import QuestionReader, Reading
 from engine.sources import Source
+from engine.stages import cached_tokens, question_layers, stages
 from engine.timing import Stopwatch
 from engine.transfer import Transfer
 
@@ -129,37 +129,16 @@ class _Blend:
             begins = len(self.always) - self.suffix
             self.asking = self.always[: begins + ending.question]
             self.always, self.suffix = self.always[:begins], ending.question
-        self.cached = len(self.hits) + len(_positions(exact_chunks))
+        self.cached = cached_tokens(sources)
         if options.indices is not None:
             check_indices(options.indices, self.hits + _positions(exact_chunks))
-        self.stages = self._stages(options)
-        self.question = self._asks()
+        self.stages = stages(options, self.policy, len(self.hits), self.cached)
+        self.question = question_layers(options, sources, model.config.layers)
         if self.question and cache.passing:
             raise ValueError("the question reads all layers first, and this cache holds one")
         self.reading: Reading | None = None
         self.scores: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self.counts: list[int] = []
-
-    def _stages(self, options: BlendOptions) -> dict[int, int]:
-        """Check layer -> the most tokens that stay selected from there on."""
-        layers = list(options.check_layers)
-        if not self.policy.full_layers:
-            layers[0] = 0
-        if options.threshold is not None:
-            sizes = [len(self.hits) if options.threshold else 0] * len(layers)
-        else:
-            sizes = [budget(ratio, len(self.hits), self.cached) for ratio in options.ratios]
-        if options.mode != "blend" or (sizes[0] == 0 and options.indices is None):
-            return {}  # reuse: nothing to select, so no full layer either
-        return dict(zip(layers, sizes, strict=True))
-
-    def _asks(self) -> range:
-        """At which layers the question's attention is taken: none where nothing depends on it."""
-        sizes = self.stages.values()
-        if self.threshold is None and not any(0 < n < len(self.hits) for n in sizes):
-            return range(0)
-        layers = self.policy.question_layers(self.model.config.layers)
-        return layers if self.hits and sizes else range(0)
 
     def __call__(self, token_ids: Sequence[int]) -> Blended:
         model = self.model

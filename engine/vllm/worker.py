@@ -15,10 +15,10 @@ from engine.kv_cache import KVCache
 from engine.loaders import DamagedSource, LayerLoader, make_loader
 from engine.model import Decoder
 from engine.options import BlendOptions
-from engine.policies import make_policy
 from engine.precompute import ChunkWriter
 from engine.prompt import PromptChunk
 from engine.sources import KVStore, Source
+from engine.stages import question_layers
 from engine.timing import Stopwatch, synchronize
 from engine.vllm.lockstep import LostSources, together
 from engine.vllm.paged import PagedKV
@@ -77,6 +77,7 @@ class BlendWorker:
     def _blend_once(self, plan: BlendPlan, sources: tuple[Source, ...]) -> BlendRun:
         began, watch = time.perf_counter(), Stopwatch()
         request, model = plan.request, self.model
+        passing = not question_layers(request.options, sources, model.config.layers)
         prompt, end = request.prompt, request.end
         ids, suffix = prompt.token_ids, len(prompt.segments[-1].token_ids)
         question = suffix if request.question_tokens is None else request.question_tokens
@@ -88,7 +89,8 @@ class BlendWorker:
                 stack.enter_context(self.pinned(sources))
                 loader = self.loader(request.options, sources, watch)
                 slots = self.paged.slots(plan.block_ids, plan.held, end)
-                cache = model.new_cache(capacity, passing=not _may_ask(request.options, model))
+                # Each layer is used in its turn alone, unless the question reads all of them first.
+                cache = model.new_cache(capacity, passing=passing)
                 return stack.enter_context(loader), cache, slots
 
             loader, cache, slots = together(model.ranks, prepare)
@@ -140,14 +142,6 @@ class BlendWorker:
     def agreed(self, yes: bool) -> bool:
         """What rank 0 says, whatever the others do."""
         return bool(self.model.ranks.exchanged("yes" if yes else "")[0])
-
-
-def _may_ask(options: BlendOptions, model: Decoder) -> bool:
-    """Whether the question may read stored KV first. All layers are then staged before the first is
-    computed; else each is used in its own turn alone, and staged in the memory of the last."""
-    policy = make_policy(options.policy, seed=options.seed, indices=options.indices)
-    reuse = options.mode != "blend" or (options.threshold is None and not any(options.ratios))
-    return not reuse and len(policy.question_layers(model.config.layers)) > 0
 
 
 def _without(source: Source, key: str) -> Source:
