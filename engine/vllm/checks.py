@@ -18,8 +18,6 @@ VERSIONS = ((0, 32), (0, 33))
 
 DECLARED = ">=0.32,<0.33"
 
-WORKER = "engine.vllm.host.CacheBlendWorker"
-
 _FAMILIES = (
     *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
     "Phi3ForCausalLM",

@@ -25,10 +25,11 @@ from engine.rope import Rope
 from engine.sources import KVStore
 from engine.vllm.auditing import Auditor
 from engine.vllm.audits import AuditQueue
-from engine.vllm.checks import WORKER, as_computed, check_config, check_layers, said
+from engine.vllm.checks import as_computed, check_config, check_layers, said
 from engine.vllm.decoder import VllmDecoder
 from engine.vllm.messages import ResultMetadata, StepMetadata, WorkerState
 from engine.vllm.metrics import Tally
+from engine.vllm.names import WORKER
 from engine.vllm.plan import StepPlan
 from engine.vllm.prometheus import BlendPromMetrics, BlendStats
 from engine.vllm.ranks import GroupRanks

@@ -212,7 +212,7 @@ def listed(prompt: Prompt) -> list[dict[str, Any]]:
         item: dict[str, Any] = {"kind": segment.kind, "tokens": len(segment.token_ids)}
         if segment.chunk_id is not None:
             item["chunk_id"] = segment.chunk_id
-        if segment.source is not None:
+        if segment.source is not None and len(segment.source) <= _LONGEST:
             item["source"] = segment.source
         found.append(item)
     return found
@@ -343,15 +343,15 @@ def _whole(value: object, what: str, low: int, high: int | None = None) -> int:
     return value
 
 
-def _level(given: Mapping[str, Any], default: Level | None) -> Level | None:
-    value = given.get("trace", default)
-    if value is None or value is False:
-        return None
-    if value is True:
-        return default or "basic"
-    if value not in get_args(Level):
+def _level(given: Mapping[str, Any], most: Level | None) -> Level | None:
+    """No more than the connector's own, `most`: a full trace is a prefill that everybody waits for,
+    and every trace a file."""
+    value = given.get("trace", True)
+    if not (value is None or isinstance(value, bool) or value in get_args(Level)):
         raise UsageError("trace is unknown", f"use one of {', '.join(get_args(Level))}")
-    return cast(Level, value)
+    if most is None or value is False:
+        return None
+    return "basic" if "basic" in (value, most) else most
 
 
 def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:

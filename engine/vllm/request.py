@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.generate import Answer
 from engine.options import BlendOptions, SamplingOptions
 from engine.prompt import Prompt
-from engine.vllm.naming import PARAMETER
+from engine.vllm.naming import PARAMETER, listed
 
 if TYPE_CHECKING:
     from engine.vllm.watching import Watched
@@ -64,14 +64,8 @@ def parameters(prompt: Prompt, options: BlendOptions) -> dict[str, Any]:
     done after the answer. Empty for a prompt that is to be computed whole."""
     if options.mode == "full" or options.computes_all:
         return {}
-    listed: list[dict[str, Any]] = []
-    for segment in prompt.segments[:-1]:
-        item: dict[str, Any] = {"kind": segment.kind, "tokens": len(segment.token_ids)}
-        if segment.chunk_id is not None:
-            item["chunk_id"] = segment.chunk_id
-        listed.append(item)
     said: dict[str, Any] = {
-        "segments": listed,
+        "segments": listed(prompt),
         "save": False,
         "mode": options.mode,
         "policy": options.policy,

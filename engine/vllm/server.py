@@ -15,13 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cache_store.errors import CacheblendError, UsageError
+from engine.vllm.names import WORKER, transfer_config
 
 if TYPE_CHECKING:
     from engine.blueprint import Blueprint
-
-WORKER = "engine.vllm.host.CacheBlendWorker"
-CONNECTOR = "CacheBlendConnector"
-CONNECTOR_MODULE = "engine.vllm.connector"
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -82,13 +79,6 @@ def check_extra(extra: tuple[str, ...]) -> None:
 
 def arguments(plan: ServerPlan) -> list[str]:
     """The command line of vLLM's server; what the user gave comes last, and so counts."""
-    transfer = {
-        "kv_connector": CONNECTOR,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": dict(plan.connector),
-    }
     return [
         *("--model", str(plan.blueprint.path.absolute())),
         *("--served-model-name", plan.blueprint.name),
@@ -96,7 +86,7 @@ def arguments(plan: ServerPlan) -> list[str]:
         *("--port", str(plan.port)),
         *("--dtype", _DTYPES[plan.blueprint.dtype]),
         *("--worker-cls", WORKER),
-        *("--kv-transfer-config", json.dumps(transfer)),
+        *("--kv-transfer-config", json.dumps(transfer_config(plan.connector))),
         "--no-use-tqdm-on-load",
         *plan.extra,
     ]

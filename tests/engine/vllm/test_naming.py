@@ -481,14 +481,34 @@ def test_plain_requests_name_nothing() -> None:
 
 
 def test_wishes_are_over_the_connectors_own() -> None:
-    plan = read(ratio=0.05, policy="value", save=False, trace="full", question_tokens=3)
+    plan = read(ratio=0.05, policy="value", save=False, question_tokens=3)
     assert [str(r) for r in plan.options.ratios] == ["0.05"]
-    assert (plan.options.policy, plan.save, plan.trace) == ("value", False, "full")
+    assert (plan.options.policy, plan.save) == ("value", False)
     assert plan.question_tokens == 3
     assert read(indices=[3, 1]).options.indices == (1, 3)
-    assert read(trace=True).trace == "basic"
-    assert read().trace is None
     assert read(trace=None, ratio=None).options == BlendOptions()
+
+
+@pytest.mark.parametrize(
+    ("own", "wish", "found"),
+    [
+        (None, {"trace": "full"}, None),
+        (None, {"trace": True}, None),
+        ("basic", {}, "basic"),
+        ("basic", {"trace": "full"}, "basic"),
+        ("full", {"trace": "full"}, "full"),
+        ("full", {"trace": True}, "full"),
+        ("full", {"trace": "basic"}, "basic"),
+        ("full", {"trace": None}, "full"),
+        ("full", {"trace": False}, None),
+    ],
+)
+def test_no_more_is_traced_than_the_connector_says(
+    own: str | None, wish: dict[str, Any], found: str | None
+) -> None:
+    plan = reader(trace=own).read("r", IDS, {PARAMETER: {"segments": CHUNK, **wish}})
+    assert plan is not None
+    assert plan.trace == found
 
 
 @pytest.mark.parametrize(
@@ -510,6 +530,7 @@ def test_wishes_are_over_the_connectors_own() -> None:
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"save": "no"}, "save is not true or false"),
         ({"trace": "all"}, "trace is unknown"),
+        ({"trace": 1}, "trace is unknown"),
         ({"question_tokens": 0}, "question_tokens is 0"),
         ({"question_tokens": 21}, "question_tokens is 21"),
         ({"rato": 0.1}, "unknown key 'rato'"),
