@@ -109,7 +109,9 @@ class CacheBlendConnector(KVConnectorBase_V1):
         ranks: Ranks = ALONE
         if group.world_size > 1:
             ranks = GroupRanks(group.device_group, group.cpu_group, config.kv_heads)
-        decoder = VllmDecoder(config, model, embed.device, DTYPES[self.blueprint.dtype], ranks)
+        rows = self._vllm_config.scheduler_config.max_num_batched_tokens
+        dtype = DTYPES[self.blueprint.dtype]
+        decoder = VllmDecoder(config, model, embed.device, dtype, ranks, rows)
         paged = TailedKV(attention, self.block_size, embed.device)
         self.worker = BlendWorker(decoder, self.store, self.blueprint.spec, paged)
         self.steps.worker, self.steps.tails = self.worker, paged

@@ -12,6 +12,7 @@ from engine.model import Decoder
 from engine.ranks import ALONE, Ranks
 from engine.rope import Tables
 
+MOST_ROWS = 8192
 _PARTS = (
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
@@ -38,10 +39,12 @@ class VllmDecoder(Decoder):
         device: torch.device,
         dtype: torch.dtype,
         ranks: Ranks = ALONE,
+        most_rows: int = MOST_ROWS,
     ) -> None:
-        """config: of the whole model. model: as vLLM loaded it. Raises UsageError for a model whose
-        layers don't have the parts that are needed here."""
-        self.ranks = ranks
+        """config: of the whole model. model: as vLLM loaded it. most_rows: what vLLM computes at
+        most in a step. Raises UsageError for a model whose layers don't have the parts that are
+        needed here."""
+        self.ranks, self.most_rows = ranks, most_rows
         self._body: Any = getattr(model, "model", None)
         self._model: Any = model
         self._layers: Sequence[Any] = list(getattr(self._body, "layers", ()))
@@ -65,10 +68,6 @@ class VllmDecoder(Decoder):
             device,
             dtype,
         )
-        self._norms = [
-            (layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data)
-            for layer in self._layers
-        ]
         native = self.kernels.name == "native"
         self._splits_mlp = native and all(_is_plain_mlp(layer.mlp) for layer in self._layers)
         self._qkv: tuple[torch.Tensor, torch.Tensor] | None = None  # of what input, and what
@@ -78,7 +77,7 @@ class VllmDecoder(Decoder):
         return x
 
     def norm_in(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        weight, _ = self._norms[layer]
+        weight = self._layers[layer].input_layernorm.weight.data
         self._qkv = None
         return self.kernels.norm(x, weight, self.config.rms_norm_eps, self._kept("norm", x.shape))
 
@@ -108,11 +107,14 @@ class VllmDecoder(Decoder):
 
     def finish(self, layer: int, x: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         parts, self._qkv = self._layers[layer], None  # room for what the MLP holds
-        projected = parts.self_attn.o_proj(attention)[0]
-        _, weight = self._norms[layer]
-        kept = self._kept("norm", x.shape)
-        normed = self.kernels.add_norm(x, projected, weight, self.config.rms_norm_eps, kept)
-        return x.add_(self._mlp(parts.mlp, normed))
+        weight = parts.post_attention_layernorm.weight.data
+        slices = torch.split(x, self.most_rows), torch.split(attention, self.most_rows)
+        for rows, attended in zip(*slices, strict=True):
+            projected = parts.self_attn.o_proj(attended)[0]
+            kept = self._kept("norm", rows.shape)
+            normed = self.kernels.add_norm(rows, projected, weight, self.config.rms_norm_eps, kept)
+            rows.add_(self._mlp(parts.mlp, normed))
+        return x
 
     def _mlp(self, mlp: Any, normed: torch.Tensor) -> torch.Tensor:
         """A layer's MLP. On a CPU torch takes as long for the activation alone as for a product."""
@@ -124,7 +126,7 @@ class VllmDecoder(Decoder):
         return cast(torch.Tensor, mlp.down_proj(gate)[0])
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """As vLLM computes them; on tensor-parallel ranks that don't sample there are none."""
+        """As vLLM computes them, on every rank."""
         weight = self._body.norm.weight.data
         kept = self._kept("norm", x.shape)
         normed = self.kernels.norm(x, weight, self.config.rms_norm_eps, kept)
@@ -134,7 +136,17 @@ class VllmDecoder(Decoder):
     def _projected(self, layer: int, normed: torch.Tensor) -> torch.Tensor:
         """Q, K and V side by side; kept, for they are asked for one after the other."""
         if self._qkv is None or self._qkv[0] is not normed:
-            self._qkv = normed, self._layers[layer].self_attn.qkv_proj(normed)[0]
+            project = self._layers[layer].self_attn.qkv_proj
+            if len(normed) <= self.most_rows:
+                made = project(normed)[0]
+            else:
+                c = self.config
+                width = (c.heads + 2 * c.kv_heads) * c.head_dim
+                made = normed.new_empty(len(normed), width)
+                slices = torch.split(normed, self.most_rows), torch.split(made, self.most_rows)
+                for rows, out in zip(*slices, strict=True):
+                    out.copy_(project(rows)[0])
+            self._qkv = normed, made
         return self._qkv[1]
 
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:

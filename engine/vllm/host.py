@@ -11,7 +11,7 @@ from vllm.version import __version__ as VLLM_VERSION
 from engine.loaders.pipelined import PipelinedLoader
 from engine.vllm.checks import check_config, said
 from engine.vllm.connector import CacheBlendConnector
-from engine.vllm.reserve import left_for_blocks, staged_bytes
+from engine.vllm.reserve import computed_bytes, left_for_blocks, staged_bytes
 from engine.vllm.runner import WorkerPrefiller
 
 if current_platform.is_cpu():
@@ -50,9 +50,17 @@ class CacheBlendWorker(PlatformWorker):
             model.dtype.itemsize,
             PipelinedLoader.space,
         )
+        staged += computed_bytes(
+            model.max_model_len,
+            model.get_hidden_size(),
+            model.get_num_attention_heads(ranks),
+            model.get_num_kv_heads(ranks),
+            model.get_head_size(),
+            model.dtype.itemsize,
+        )
         left, kept = left_for_blocks(available, staged)
         logger.info(
-            "cacheblend: %.2f GB are kept for staging one prompt; %.2f for one of %d tokens",
+            "cacheblend: %.2f GB are kept for blending one prompt; %.2f for one of %d tokens",
             *(kept / 1e9, staged / 1e9, model.max_model_len),
         )
         return left

@@ -76,3 +76,33 @@ def test_queries_may_be_asked_for_again(pair: tuple[Decoder, VllmDecoder], token
         q = vllm.rotated(1, vllm.queries(1, normed), rows)
         for ours, theirs in zip((k, v, q), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+@torch.inference_mode()
+def test_many_rows_go_through_products_in_slices(pair: tuple[Decoder, VllmDecoder]) -> None:
+    plain, vllm = pair
+    rows = torch.randn(11, plain.config.hidden, generator=torch.Generator().manual_seed(1))
+    attention = torch.randn(11, plain.config.heads * plain.config.head_dim)
+    seen: list[int] = []
+
+    def watched(part: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: torch.Tensor) -> Any:
+            seen.append(len(x))
+            return part(x)
+
+        return call
+
+    for layer in vllm._layers:
+        layer.mlp = watched(layer.mlp)
+        for name in ("qkv_proj", "o_proj"):
+            setattr(layer.self_attn, name, watched(getattr(layer.self_attn, name)))
+
+    def made(decoder: Decoder) -> list[torch.Tensor]:
+        normed = decoder.norm_in(1, rows)
+        parts = [*decoder.keys_values(1, normed), decoder.queries(1, normed)]
+        return [part.clone() for part in (*parts, decoder.finish(1, rows.clone(), attention))]
+
+    expected, vllm.most_rows = made(plain), 4
+    for ours, theirs in zip(made(vllm), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert sorted(seen) == [3] * 3 + [4] * 6

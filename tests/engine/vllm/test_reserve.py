@@ -1,4 +1,4 @@
-from engine.vllm.reserve import left_for_blocks, staged_bytes
+from engine.vllm.reserve import computed_bytes, left_for_blocks, staged_bytes
 
 
 def test_a_staged_prompt_has_all_layers_and_those_being_loaded() -> None:
@@ -11,3 +11,8 @@ def test_a_staged_prompt_has_all_layers_and_those_being_loaded() -> None:
 def test_blocks_keep_at_least_half_of_the_memory() -> None:
     assert left_for_blocks(1000, 100) == (900, 100)
     assert left_for_blocks(1000, 900) == (500, 500)
+
+
+def test_a_layers_tokens_are_counted_with_q_k_and_v() -> None:
+    """Hidden states and their norm, the fused product, its three parts, attention's output."""
+    assert computed_bytes(10, 64, 4, 2, 8, 2) == 10 * 2 * (64 + 64 + (32 + 2 * 16) * 2 + 32)
