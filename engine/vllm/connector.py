@@ -41,7 +41,7 @@ from engine.vllm.steps import StepResult, StepRunner
 from engine.vllm.stored import StoredChunks
 from engine.vllm.tails import TailedKV
 from engine.vllm.tracing import TraceWriter
-from engine.vllm.worker import BlendRun, BlendWorker
+from engine.vllm.worker import BlendWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,11 +84,6 @@ class CacheBlendConnector(KVConnectorBase_V1):
         self._tally = Tally()  # of the scheduler's side
         if role == KVConnectorRole.SCHEDULER:
             self.scheduler = self._schedules(vllm_config)
-
-    @property
-    def runs(self) -> list[BlendRun]:
-        """The last blends of this worker."""
-        return list(self.steps.runs)
 
     def use(self, store: KVStore, loader: str) -> None:
         """Blends from another store from now on, which the caller closes, and loads as `loader`
@@ -148,7 +143,8 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> ResultMetadata | None:
         done, self._done = self._done, StepResult()
-        return ResultMetadata(done.summaries) if done.summaries else None
+        off = self.steps.off
+        return ResultMetadata(done.summaries, off) if done.summaries or off else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -160,7 +156,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
 
     def get_handshake_metadata(self) -> WorkerState | None:
         missing = None if self.steps.worker else f"vLLM's worker_cls is not {WORKER}"
-        return WorkerState(self.off or missing)
+        return WorkerState(self.off or self.steps.off or missing)
 
     # The scheduler's side.
 
@@ -204,6 +200,7 @@ class CacheBlendConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         result = connector_output.kv_connector_worker_meta
         if self.scheduler is not None and isinstance(result, ResultMetadata):
+            self.off = self.off or result.off  # the worker has said so
             self.scheduler.results(result.summaries)
 
     def request_finished(

@@ -67,23 +67,63 @@ class CacheBlendWorker(PlatformWorker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-        if isinstance(connector, CacheBlendConnector):
+        connector = _connector()
+        if connector is not None:
             context = self.vllm_config.compilation_config.static_forward_context
             layers = {n: layer for n, layer in context.items() if isinstance(layer, Attention)}
             connector.attach(self.model_runner.get_model(), layers)
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()
-        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-        if isinstance(connector, CacheBlendConnector) and connector.worker is not None:
+        connector = _connector()
+        if connector is not None and connector.worker is not None:
             connector.try_out(WorkerPrefiller(self, connector.worker.paged))
         return times
 
+    # Stored KV is of the weights that were loaded at start, by their name and hash.
+
+    def sleep(self, level: int = 1) -> None:
+        connector = _connector()
+        if connector is not None:
+            connector.steps.asleep = True
+            if level > 1:  # which drops the weights
+                connector.steps.weights_changed()
+        super().sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        super().wake_up(tags)
+        connector = _connector()
+        if connector is not None and (tags is None or "kv_cache" in tags):
+            connector.steps.asleep = False
+
+    def reload_weights(self, *args: Any, **named: Any) -> None:
+        _weights_change()
+        super().reload_weights(*args, **named)
+
+    def start_weight_update(self, *args: Any, **named: Any) -> None:
+        _weights_change()
+        super().start_weight_update(*args, **named)
+
+    def update_weights(self, *args: Any, **named: Any) -> None:
+        _weights_change()
+        super().update_weights(*args, **named)
+
     def why_blending_is_off(self) -> str | None:
         """None where it is on. For the server's process, which asks all workers."""
-        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-        if not isinstance(connector, CacheBlendConnector):
+        connector = _connector()
+        if connector is None:
             return "vLLM runs without the connector"
         state = connector.get_handshake_metadata()
         return None if state is None else state.off
+
+
+def _connector() -> CacheBlendConnector | None:
+    """This worker's."""
+    found = get_kv_transfer_group() if has_kv_transfer_group() else None
+    return found if isinstance(found, CacheBlendConnector) else None
+
+
+def _weights_change() -> None:
+    connector = _connector()
+    if connector is not None:
+        connector.steps.weights_changed()

@@ -23,9 +23,10 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class ResultMetadata(KVConnectorWorkerMetadata):
-    """From a worker to the scheduler, after a step."""
+    """From a worker to the scheduler, after a step. off: why it no longer blends."""
 
     summaries: tuple[RunSummary, ...]
+    off: str | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> ResultMetadata:
         """All ranks tell the same: one that failed counts, else the first."""
@@ -35,7 +36,7 @@ class ResultMetadata(KVConnectorWorkerMetadata):
             theirs = merged.get(summary.request_id)
             if theirs is None or theirs.outcome != "failed":
                 merged[summary.request_id] = summary
-        return ResultMetadata(tuple(merged.values()))
+        return ResultMetadata(tuple(merged.values()), self.off or other.off)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Carries out the scheduler's plans on a worker; nothing that goes wrong there ends the engine."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,8 +18,7 @@ from engine.vllm.worker import BlendRun
 
 PATIENCE = 30.0
 """Seconds after a failed save in which no other is tried: a full disk stays full for a while."""
-KEPT = 16
-"""The last runs, for whoever looks at them in this process."""
+WEIGHTS_CHANGED = "the model's weights have changed: blending is off until a restart"
 
 
 class Worker(Protocol):
@@ -52,7 +50,9 @@ class Tails(Protocol):
 
 
 class StepRunner:
-    """warn: takes a line for the log. worker: None where this one can't blend."""
+    """warn: takes a line for the log. worker: None where this one can't blend. off: why it may no
+    longer: what is to be blended is computed, and nothing is saved. asleep: nothing is saved
+    meanwhile. Both are set on all ranks alike."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class StepRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker, self.block_size = worker, block_size
-        self.runs: deque[BlendRun] = deque(maxlen=KEPT)
+        self.off: str | None = None
+        self.asleep = False
         self.listeners: list[RunListener] = []
         self.tails: Tails | None = None
         self.tally = Tally()
@@ -88,6 +89,8 @@ class StepRunner:
     def save(self, plan: StepPlan) -> None:
         """To be called when the forward is done."""
         for wanted in plan.saves:
+            if self._rests:
+                return
             if self.worker is None or self.worker.agreed(self._clock() < self._resting_until):
                 return
             try:
@@ -100,7 +103,7 @@ class StepRunner:
     def audit(self, plan: StepPlan) -> None:
         """To be called last: nothing waits for it."""
         for wanted in plan.audits:
-            if self.auditor is None:
+            if self.auditor is None or self._rests:
                 return
             try:
                 self.tally.observe("audit_kl", self.auditor(wanted).kl_mean)
@@ -108,16 +111,27 @@ class StepRunner:
                 self.tally.add("failures", 1, "audit")
                 self.warn(f"a prompt could not be audited: {one_line(error)}")
 
+    def weights_changed(self) -> None:
+        """What is stored, or kept of blends, is of other weights."""
+        if self.off is None:
+            self.warn(WEIGHTS_CHANGED)
+        self.off = WEIGHTS_CHANGED
+
+    @property
+    def _rests(self) -> bool:
+        return self.asleep or self.off is not None
+
     def _blend(self, plan: BlendPlan) -> RunSummary:
         if self.worker is None:
             raise CacheblendError("this worker has no model to blend with")
+        if self.off is not None:
+            return self._computed(plan, self.off)
         if self.tails is not None and self.tails.restore(plan):
             return _held(plan)
         try:
             run = self.worker.blend(plan)
             if self.tails is not None:
                 self.tails.keep(plan)
-            self.runs.append(run)
             for listener in self.listeners:
                 listener.ran(run)
             return summary_of(run)
@@ -126,9 +140,13 @@ class StepRunner:
                 listener.failed(plan, error)
             why = f"{type(error).__name__}: {one_line(error)}"
             self.warn(f"request {plan.request.request_id}: not blended, but computed: {why}")
+        return self._computed(plan, why)
+
+    def _computed(self, plan: BlendPlan, why: str) -> RunSummary:
+        """Done here and now, for vLLM may have begun to schedule what comes after it."""
+        assert self.worker is not None
         if self.tails is not None:
             self.tails.forget(plan)
-        # Done here and now, for vLLM may have begun to schedule what comes after it.
         summary = summary_of(self.worker.blend(computed(plan)))
         return replace(summary, outcome="failed", options=plan.request.options, why=why)
 

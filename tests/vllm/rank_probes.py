@@ -12,9 +12,26 @@ def _connector() -> Any:
     return get_kv_transfer_group()
 
 
+class Runs(list[Any]):
+    """A listener of a worker's: what it has blended last, in order."""
+
+    def ran(self, run: Any) -> None:
+        self.append(run)
+        del self[:-16]
+
+    def failed(self, plan: Any, error: Exception) -> None:
+        return
+
+
+def watch(worker: Any) -> None:
+    """Keeps each rank's runs, for `last_run`."""
+    _connector().steps.listeners.append(Runs())
+
+
 def last_run(worker: Any) -> dict[str, Any]:
     """What the rank's last blend was."""
-    run, ranks = _connector().runs[-1], _connector().steps.worker.model.ranks
+    runs = _connector().steps.listeners[-1]
+    run, ranks = runs[-1], _connector().steps.worker.model.ranks
     return {
         "selected": run.blended.selected,
         "scores": [scores.tolist() for _, _, scores in run.blended.scores],

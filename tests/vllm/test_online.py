@@ -142,7 +142,7 @@ class TestMixtures:
         )
         params.extra_args = extra_args(prompt, ratio=0.3)
         given = {"prompt_token_ids": list(prompt.token_ids)}
-        served.connector.steps.runs.clear()
+        served.runs.clear()
         (output,) = served.llm.generate([given], params, use_tqdm=False)
         served.settle()
         assert [len(o.token_ids) for o in output.outputs] == [STEPS] * 3
@@ -155,7 +155,7 @@ class TestPrefixCache:
         stored(served, text)
         prompt = text.prompt([2, 0, 3, 1])
         first = served.ask(prompt, steps=STEPS)
-        served.connector.steps.runs.clear()
+        served.runs.clear()
         again = served.ask(prompt, steps=STEPS)
         assert report(first)["held_tokens"] == 0
         assert report(again)["status"] == "held"
@@ -167,7 +167,7 @@ class TestPrefixCache:
         stored(served, text)
         prompt = text.prompt([2, 0], suffix=ids(60, 8))
         first = served.ask(prompt, steps=STEPS)
-        served.connector.steps.runs.clear()
+        served.runs.clear()
         again = served.ask(prompt, steps=STEPS)
         assert report(again)["status"] == "held"
         assert not served.runs
@@ -404,7 +404,7 @@ class TestSteps:
         stepped.step()
         for number, prompt in enumerate(asked):
             stepped.add(str(number), prompt)
-        runs = served.connector.steps.runs
+        runs = served.runs
         runs.clear()
         while len(stepped.reports) < len(asked):
             before, got = len(runs), len(stepped.tokens["plain"])

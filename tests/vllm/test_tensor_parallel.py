@@ -36,7 +36,9 @@ def served(request, start, model, store_dir):
         patch.setenv("OMP_NUM_THREADS", "1")  # of each rank
         patch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
         options = dict(tensor_parallel_size=request.param, extra={"self_test": True})
-        yield start(model, store_dir, **options)
+        running = start(model, store_dir, **options)
+        running.llm.collective_rpc(probes.watch)
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from cache_store.store import ChunkStore
 from engine.prompt import Prompt, PromptChunk, lay_out
 from tests.engine.tiny_models import Tiny, build
 from tests.engine.tiny_tokenizers import write_tokenizer
+from tests.vllm.rank_probes import Runs
 
 VOCAB = 640  # the tokenizer has a few fewer
 SHAPE = dict(
@@ -113,7 +114,13 @@ class Served:
     model_dir: Path
     store_dir: Path
     vocab: int
+    runs: Runs = field(default_factory=Runs, repr=False)
+    """What was blended, in order: `engine.vllm.worker.BlendRun`s."""
     _closed: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.connector is not None:
+            self.connector.steps.listeners.append(self.runs)
 
     def ask(
         self,
@@ -181,11 +188,6 @@ class Served:
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
         return get_kv_transfer_group() if has_kv_transfer_group() else None
-
-    @property
-    def runs(self) -> list[Any]:
-        """What was blended so far, in order: see `engine.vllm.worker.BlendRun`."""
-        return list(self.connector.runs)
 
     def open_store(self) -> ChunkStore:
         return ChunkStore.open(self.store_dir)

@@ -8,7 +8,7 @@ import torch
 
 from engine.timing import Stopwatch
 from engine.vllm.plan import BlendPlan, SavePlan, StepPlan
-from engine.vllm.steps import PATIENCE, StepRunner
+from engine.vllm.steps import PATIENCE, WEIGHTS_CHANGED, StepRunner
 from engine.vllm.tails import TailedKV
 from engine.vllm.worker import BlendRun
 from tests.engine.vllm.streams import Names, chunk, request, scheduler
@@ -115,6 +115,34 @@ class TestSaves:
         now[0] = PATIENCE + 1
         runner.save(wanted)
         assert worker.saved == list(wanted.saves)
+
+
+class TestRest:
+    def test_of_other_weights_nothing_is_blended_or_saved(self):
+        said, worker, kept = [], Worker(), []
+        runner = StepRunner(worker, SIZE, said.append)
+        runner.tails = SimpleNamespace(
+            restore=lambda plan: True, keep=kept.append, forget=kept.append
+        )
+        runner.weights_changed()
+        runner.weights_changed()
+        asked = plan()
+        (summary,) = runner.blend(StepPlan((asked,))).summaries
+        assert (summary.outcome, summary.why) == ("failed", WEIGHTS_CHANGED)
+        assert not any(source.match for source in worker.plans[0].sources)
+        assert kept == [asked], "what was kept of it is forgotten"
+        runner.auditor = fails
+        runner.save(StepPlan((), (SavePlan((), ()),)))
+        runner.audit(StepPlan((), (), (None,)))
+        assert not worker.saved
+        assert said == [WEIGHTS_CHANGED]
+
+    def test_nothing_is_saved_while_vllm_sleeps(self):
+        worker = Worker()
+        runner = StepRunner(worker, SIZE, lambda line: None)
+        for runner.asleep in (True, False):
+            runner.save(StepPlan((), (SavePlan((), ()),)))
+        assert len(worker.saved) == 1
 
 
 class Paged:
