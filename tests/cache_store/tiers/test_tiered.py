@@ -16,7 +16,7 @@ from cache_store.tiers.breaker import Breaker
 from cache_store.tiers.naming import entry_name
 from cache_store.tiers.protocol import LostEntry, RemoteError, RemoteRefused
 from cache_store.tiers.remote import RemoteTier
-from cache_store.tiers.tiered import TieredStore
+from cache_store.tiers.tiered import TieredStore, open_tiered
 from tests.cache_store.support import BIG, CONTEXT, SPEC, file_of, flip, in_child, make_layers, put
 from tests.cache_store.tiers.shelf import Hangs, Shelf, fails, machine
 
@@ -413,10 +413,9 @@ def test_a_store_that_cannot_be_written_reads_the_remote(tmp_path: Path, filled:
 # Memory.
 
 
-def test_memory_serves_the_second_prompt_until_the_entry_leaves_the_disk(
-    tmp_path: Path, shelf: Shelf
-) -> None:
-    with machine(tmp_path / "a", shelf, memory=2**20) as a:
+def test_memory_serves_the_second_prompt_until_the_entry_leaves_the_disk(tmp_path: Path) -> None:
+    # Without a remote: an entry that is being uploaded is in use, and stays.
+    with open_tiered(tmp_path / "a", memory_limit=2**20, limit_bytes=2**28) as a:
         key = put(a, IDS)
         expected = make_layers(SPEC, len(IDS))
         assert layers_read(a, key) == ("disk", expected)
