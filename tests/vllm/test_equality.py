@@ -248,7 +248,7 @@ def test_plain_requests_are_as_without_the_connector(start: Any) -> None:
         answers.append(world.served.ask(prompt, steps=6))
         order = [(0, 1, 2, 3), (2, 1, 0, 3), (3, 1, 2, 0), (2, 1), (2, 1, 0, 3)][index]
         world.served.ask(text.prompt(order), steps=3, ratio="0.3")
-    assert len(world.served.runs) == 4
+    assert len(world.served.runs) == 3, "the last is still in the blocks of the second"
     for found, expected in zip(answers, without, strict=True):
         assert found.token_ids == expected.token_ids
         assert torch.equal(found.logprobs, expected.logprobs)
