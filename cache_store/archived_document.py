@@ -44,4 +44,4 @@ def _chunk(name: object, start: object, end: object, tokens: object, text: objec
     numbers = [n for n in (start, end, tokens) if type(n) is int and 0 <= n < _MAX_NUMBER]
     if len(numbers) != 3:
         raise ValueError("an impossible place")
-    return ChunkText(chunk_id(text), text, *numbers)
+    return ChunkText(chunk_id(text), text, numbers[0], numbers[1], numbers[2])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from cache_store.catalog_database import CATALOG_NAME, SET_ASIDE, CatalogDatabase, Claim
-from cache_store.errors import NotFoundError, UsageError
+from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
 from cache_store.schema import (
     raw,
@@ -21,30 +23,53 @@ __all__ = [
     "ChunkText",
     "Claim",
     "DocumentInfo",
+    "Place",
 ]
 
 MIN_PREFIX = 4
 _AT_ONCE = 500  # values in one query
 
-_CHUNK_COLUMNS = "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop"
+_CHUNK_COLUMNS = (
+    "chunk_id, text, chunk.tokens, chunk.source, ordinal, start, stop, unit, first, last, headings"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in its file a text stands, as a reader counts: `unit` first to last, both from 1 and
+    both included. unit: one lower-case word, such as page, row, cell, chapter or line."""
+
+    unit: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"{self.unit} {self.first}"
+        return f"{self.unit}s {self.first}-{self.last}"
 
 
 @dataclass(frozen=True)
 class ChunkText:
-    """A chunk as a document was cut. start, end: character offsets in the document."""
+    """A chunk as a document was cut. start, end: character offsets in the document's text, of
+    what is cut from it: text repeated in front of that, such as a table's header, is not counted.
+    headings: those it stands under, the outermost first."""
 
     chunk_id: str
     text: str
     start: int
     end: int
     tokens: int
+    place: Place | None = None
+    headings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DocumentInfo:
     """A document as it was ingested. digest: of its bytes; settings: JSON of how it was cut;
     ingested_at: seconds since the epoch. pinned: its chunks are never evicted. size, mtime_ns: of
-    the file it was read from; -1 and 0 where there was none, or not here."""
+    the file it was read from; -1 and 0 where there was none, or not here. kind: what the file is,
+    such as text, markdown or pdf; empty where that is not known."""
 
     source: str
     digest: str
@@ -55,11 +80,13 @@ class DocumentInfo:
     pinned: bool = False
     size: int = -1
     mtime_ns: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class ChunkInfo:
-    """A chunk and its place: the ordinal-th of its document, characters [start, end)."""
+    """A chunk and where it stands: the ordinal-th of its document, characters [start, end); place
+    and headings as in `ChunkText`."""
 
     chunk_id: str
     text: str
@@ -68,6 +95,8 @@ class ChunkInfo:
     ordinal: int
     start: int
     end: int
+    place: Place | None = None
+    headings: tuple[str, ...] = ()
 
 
 class Catalog(CatalogDatabase):
@@ -88,19 +117,17 @@ class Catalog(CatalogDatabase):
         *,
         size: int = -1,
         mtime_ns: int = 0,
+        kind: str = "",
     ) -> None:
         """Records a document and its chunks in the place of what was recorded of it, in one step.
 
-        size, mtime_ns: of its file, as in `DocumentInfo`. A replaced document keeps its place among
-        the others. Raises StoreFullError where the
-        text doesn't fit under the store's limit.
+        size, mtime_ns, kind: of its file, as in `DocumentInfo`. A replaced document keeps its place
+        among the others, and its collections. Raises StoreFullError where the text doesn't fit
+        under the store's limit.
         """
-        rows = [
-            (raw(source), n, c.chunk_id, raw(c.text), c.tokens, c.start, c.end)
-            for n, c in enumerate(chunks)
-        ]
+        rows = [_chunk_row(source, n, chunk) for n, chunk in enumerate(chunks)]
         # Once in the log and once in the database, with their indexes.
-        room = 2 * sum(len(row[3]) + 2 * len(row[0]) + 400 for row in rows)
+        room = 2 * sum(len(row[3]) + len(row[-1]) + 2 * len(row[0]) + 400 for row in rows)
         tokens = sum(chunk.tokens for chunk in chunks)
         with self.growing(room), self.writing() as db:
             found = db.execute(
@@ -111,20 +138,21 @@ class Catalog(CatalogDatabase):
             db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (raw(source),))
             db.execute(
                 "INSERT INTO document (source, digest, settings, chunks, tokens, ingested_at,"
-                " place, size, mtime_ns) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)"
+                " place, size, mtime_ns, kind) VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (source) DO UPDATE SET"
                 " digest = excluded.digest, settings = excluded.settings,"
                 " chunks = excluded.chunks, tokens = excluded.tokens,"
                 " ingested_at = excluded.ingested_at, size = excluded.size,"
-                " mtime_ns = excluded.mtime_ns",
+                " mtime_ns = excluded.mtime_ns, kind = excluded.kind",
                 (
                     *(raw(source), digest, settings, len(rows), tokens, time.time()),
-                    *(found[0][0], size, mtime_ns),
+                    *(found[0][0], size, mtime_ns, kind),
                 ),
             )
             db.executemany(
-                "INSERT INTO chunk (source, ordinal, chunk_id, text, tokens, start, stop)"
-                " VALUES (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?)",
+                "INSERT INTO chunk (source, ordinal, chunk_id, text, tokens, start, stop, unit,"
+                " first, last, headings) VALUES"
+                " (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, CAST(? AS TEXT))",
                 rows,
             )
 
@@ -142,7 +170,8 @@ class Catalog(CatalogDatabase):
     def remove_document(self, source: str) -> bool:
         """Forgets a document and its chunks; whether there was one."""
         with self._shortened(), self.writing() as db:
-            db.execute("DELETE FROM chunk WHERE source = CAST(? AS TEXT)", (raw(source),))
+            for table in ("chunk", "collection"):
+                db.execute(f"DELETE FROM {table} WHERE source = CAST(? AS TEXT)", (raw(source),))
             gone = db.execute("DELETE FROM document WHERE source = CAST(? AS TEXT)", (raw(source),))
             return gone.rowcount > 0
 
@@ -155,17 +184,67 @@ class Catalog(CatalogDatabase):
         return self._documents("ORDER BY place, source", ())
 
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
-        columns = "source, digest, settings, chunks, tokens, ingested_at, pinned, size, mtime_ns"
+        columns = (
+            "source, digest, settings, chunks, tokens, ingested_at, pinned, size, mtime_ns, kind"
+        )
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
-        return [
-            replace(DocumentInfo(*row[:6]), pinned=bool(row[6]), size=row[7], mtime_ns=row[8])
-            for row in rows
-        ]
+        return [_document_info(row) for row in rows]
+
+    # Collections.
+
+    def collect(self, name: str, sources: Iterable[str]) -> None:
+        """Puts documents into a collection, which is there once it has one."""
+        with self.writing() as db:
+            db.executemany(
+                "INSERT OR IGNORE INTO collection (name, source) VALUES (?, CAST(? AS TEXT))",
+                [(name, raw(source)) for source in sources],
+            )
+
+    def uncollect(self, name: str, sources: Iterable[str] | None = None) -> int:
+        """Takes documents, or all of them, out of a collection; how many were in it. They stay in
+        the store."""
+        with self.writing() as db:
+            if sources is None:
+                return db.execute("DELETE FROM collection WHERE name = ?", (name,)).rowcount
+            return db.executemany(
+                "DELETE FROM collection WHERE name = ? AND source = CAST(? AS TEXT)",
+                [(name, raw(source)) for source in sources],
+            ).rowcount
+
+    def collections(self) -> dict[str, list[str]]:
+        """By name, in the names' order, the documents of each, in the order of `documents`."""
+        found: dict[str, list[str]] = {}
+        for name, source in self.ask(
+            "SELECT name, source FROM collection JOIN document USING (source)"
+            " ORDER BY name, place, source"
+        ):
+            found.setdefault(name, []).append(source)
+        return found
 
     # Chunks.
 
-    def chunks(self, source: str | None = None) -> list[ChunkInfo]:
-        """The chunks of one document or of all, in the documents' order and then their own."""
+    def chunks(
+        self, source: str | None = None, *, collections: Sequence[str] = ()
+    ) -> list[ChunkInfo]:
+        """The chunks of one document or of all, in the documents' order and then their own; with
+        collections, those of the documents in any of them.
+
+        Raises NotFoundError for a collection that has no document.
+        """
+        if collections:
+            known = self.collections()
+            for name in collections:
+                if name not in known:
+                    raise NotFoundError(
+                        f"no collection {name[:80]!r} in the store",
+                        f"there are: {', '.join(known)}" if known else "ingest --collection NAME",
+                    )
+            marks = ",".join("?" * len(collections))
+            return self._chunks(
+                f"WHERE chunk.source IN (SELECT source FROM collection WHERE name IN ({marks}))"
+                " ORDER BY place, chunk.source, ordinal",
+                collections,
+            )
         if source is None:
             return self._chunks("ORDER BY place, chunk.source, ordinal", ())
         return self._chunks("WHERE chunk.source = CAST(? AS TEXT) ORDER BY ordinal", (raw(source),))
@@ -222,7 +301,7 @@ class Catalog(CatalogDatabase):
 
     def _chunks(self, rest: str, values: Sequence[object]) -> list[ChunkInfo]:
         return [
-            ChunkInfo(*row)
+            _chunk_info(row)
             for row in self.ask(
                 f"SELECT {_CHUNK_COLUMNS} FROM chunk JOIN document USING (source) {rest}", values
             )
@@ -240,3 +319,34 @@ class Catalog(CatalogDatabase):
         """The name a model was last given."""
         rows = self.ask("SELECT name FROM model WHERE fingerprint = ?", (fingerprint,))
         return str(rows[0][0]) if rows else None
+
+
+def _chunk_row(source: str, ordinal: int, chunk: ChunkText) -> tuple[Any, ...]:
+    place = chunk.place or Place("", 0, 0)
+    return (
+        *(raw(source), ordinal, chunk.chunk_id, raw(chunk.text), chunk.tokens),
+        *(chunk.start, chunk.end, place.unit, place.first, place.last),
+        raw(json.dumps(chunk.headings, ensure_ascii=False)),
+    )
+
+
+def _document_info(row: tuple[Any, ...]) -> DocumentInfo:
+    source, digest, settings, chunks, tokens, at, pinned, size, mtime_ns, kind = row
+    facts = source, digest, settings, chunks, tokens, at
+    return DocumentInfo(*facts, bool(pinned), size, mtime_ns, kind)
+
+
+def _chunk_info(row: tuple[Any, ...]) -> ChunkInfo:
+    chunk_id, text, tokens, source, ordinal, start, end, unit, first, last, headings = row
+    place = Place(unit, first, last) if unit else None
+    facts = chunk_id, text, tokens, source, ordinal, start, end
+    return ChunkInfo(*facts, place, _headings(headings))
+
+
+def _headings(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, json.loads(text)))
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(
+            "the catalog holds headings that were altered", "ingest the documents again"
+        ) from error

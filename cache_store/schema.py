@@ -6,7 +6,7 @@ import sqlite3
 
 from cache_store.errors import IntegrityError
 
-VERSION = 2
+VERSION = 3
 NEWEST = 1000
 """No later version of the catalog will have a greater number: one that has is damaged."""
 
@@ -35,7 +35,20 @@ _VERSION_2 = (
     # Entries that a remote store is still to be given.
     "CREATE TABLE upload (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
-_STEPS = (_VERSION_1, _VERSION_2)
+_VERSION_3 = (
+    # What a document's file is: text, markdown, pdf; empty where that was not recorded.
+    "ALTER TABLE document ADD COLUMN kind TEXT NOT NULL DEFAULT ''",
+    # Where in its file a chunk stands, such as pages 3 to 4, and under which headings.
+    "ALTER TABLE chunk ADD COLUMN unit TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE chunk ADD COLUMN first INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE chunk ADD COLUMN last INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE chunk ADD COLUMN headings TEXT NOT NULL DEFAULT '[]'",
+    # Documents that are chosen together; one may be in several collections.
+    "CREATE TABLE collection (name TEXT NOT NULL, source TEXT NOT NULL,"
+    " PRIMARY KEY (name, source)) WITHOUT ROWID",
+    "CREATE INDEX collection_by_source ON collection (source)",
+)
+_STEPS = (_VERSION_1, _VERSION_2, _VERSION_3)
 
 
 def version_of(connection: sqlite3.Connection) -> int | None:

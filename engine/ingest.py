@@ -181,6 +181,7 @@ class _Ledger:
                 document.chunks,
                 size=document.size,
                 mtime_ns=document.mtime_ns,
+                kind=document.kind,
             )
             _drop(store, before - self._planned, self._report)  # what moved to a later one stays
         else:

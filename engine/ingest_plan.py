@@ -42,8 +42,8 @@ class Cutting:
 
 @dataclass(frozen=True)
 class DocumentPlan:
-    """A document and its chunks. state: what the catalog has to say of it; size, mtime_ns: of
-    its file, as in `Document`."""
+    """A document and its chunks. state: what the catalog has to say of it; size, mtime_ns,
+    kind: of its file, as in `Document`."""
 
     source: str
     digest: str
@@ -51,6 +51,7 @@ class DocumentPlan:
     chunks: tuple[ChunkText, ...]
     size: int = -1
     mtime_ns: int = 0
+    kind: str = "text"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,10 @@ class Cutter:
         same = known and (known.digest, known.settings) == (document.digest, settings)
         kept = self.store.catalog.chunks(document.source) if same else []
         if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
-            texts = tuple(ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens) for c in kept)
+            texts = tuple(
+                ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens, c.place, c.headings)
+                for c in kept
+            )
             return self._plan(document, "unchanged", texts)
         cut = split_document(
             document.text, self.model.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
@@ -143,7 +147,7 @@ class Cutter:
 
     @staticmethod
     def _plan(document: Document, state: str, chunks: tuple[ChunkText, ...]) -> DocumentPlan:
-        facts = (document.size, document.mtime_ns)
+        facts = (document.size, document.mtime_ns, document.kind)
         return DocumentPlan(document.source, document.digest, state, chunks, *facts)
 
     def _with_kv(
@@ -266,4 +270,7 @@ class Cutter:
 
 
 def _chunk_text(chunk: Chunk) -> ChunkText:
-    return ChunkText(chunk_id(chunk.text), chunk.text, chunk.start, chunk.end, len(chunk.token_ids))
+    return ChunkText(
+        *(chunk.chunk_id, chunk.text, chunk.start, chunk.end, len(chunk.token_ids)),
+        *(chunk.place, chunk.headings),
+    )

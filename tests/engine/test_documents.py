@@ -307,7 +307,7 @@ def test_a_file_swapped_for_a_link_or_pipe_since_it_was_found() -> None:
 
 
 def test_too_large_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_BYTES", 20_000)
+    monkeypatch.setattr("engine.documents.reading.MAX_BYTES", 20_000)
     Path("large").write_text("x" * 20_001)
     Path("fits").write_text("x" * 20_000)
     assert "larger" in reason("large")
@@ -320,7 +320,7 @@ def test_too_large_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 def test_a_file_larger_than_it_says_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that grows while it is read: its size is given as 0."""
-    monkeypatch.setattr(documents, "MAX_BYTES", 20_000)
+    monkeypatch.setattr("engine.documents.reading.MAX_BYTES", 20_000)
     assert Path("/proc/self/smaps").stat().st_size == 0
     assert "larger" in reason("/proc/self/smaps")
 
