@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.documents as documents
 from cache_store.errors import NotFoundError
 from engine.documents import (
     Document,
