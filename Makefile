@@ -1,6 +1,7 @@
 # make demo   install, get the default model, ingest the examples, ask in two orders
 # make test   install what the tests need, vLLM too, get the default model, run the tests
 # make lint   style, types and package rules
+# make smoke  build wheel and sdist, install the wheel into an empty environment and use it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ export CACHEBLEND_MODELS_DIR := $(CURDIR)/.cache/models
 DEMO := CACHEBLEND_STORE=$(CURDIR)/.demo/store
 MODEL := $(CACHEBLEND_MODELS_DIR)/smollm2-135m/config.json
 
-.PHONY: demo test lint clean install install-vllm
+.PHONY: demo test lint smoke dist clean install install-vllm
 
 install: $(INSTALLED)
 
@@ -36,9 +37,12 @@ demo: $(INSTALLED) $(MODEL)
 	$(DEMO) $(BIN)/cacheblend ingest examples/docs
 	$(DEMO) $(BIN)/python examples/demo.py
 
+# Two processes share the tests: most of their time one core is enough for a test. JOBS=0: one alone.
+JOBS ?= 2
+
 # vLLM changes threads and global state of its process, so its tests have one of their own.
 test: $(INSTALLED) $(MODEL) $(WITH_VLLM)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 	$(BIN)/python -m pytest tests/vllm || { test $$? = 5 && test -z "$$CI"; }
 
 lint: $(INSTALLED)
@@ -46,6 +50,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The wheel is built from the sdist, which shows that this one is whole.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+smoke: dist $(MODEL)
+	PYTHON=$(BIN)/python tests/smoke.sh dist constraints.txt
 
 clean:
 	rm -rf $(VENV) .cache .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
