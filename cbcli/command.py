@@ -7,10 +7,23 @@ imports it only when its command runs. Nothing heavy is imported at its top: tor
     app = typer.Typer(**app_options())             # with cls=Group for a group, as `models` is
 
     @app.command(epilog=examples("cacheblend ask 'What is due in May?'"))
-    def ask(question: ..., json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    @flags.with_settings(flags.RETRIEVAL, flags.BLEND, "live", flags.STORE, flags.MODEL)
+    def ask(
+        question: ...,                              # the command's own arguments and flags
+        options: flags.Options = flags.NONE,        # here come the flags of the settings
+        json: Json = False,
+        quiet: Quiet = False,
+        verbose: Verbose = 0,
+    ) -> None:
         \"\"\"Answer a question over the documents in the store.\"\"\"
         out = Output(json=json, quiet=quiet, verbose=verbose)
-        settings = load_settings({"top_k": top_k, ...})
+        settings = load_settings(options)
+
+Flags that are settings are not written out: `with_settings` names their groups, or a setting by
+itself, and `without=("loader",)` leaves some out. Their help is what `cbcli.declared` says of the
+setting; a new field there with `group=RETRIEVAL` is a flag of every command with that group.
+`options.get("policy")` is what was given as a flag, None where it wasn't; a command that decides
+one by itself puts it on top: `load_settings({**options, "model": model})`.
 
 Failures are raised as classes of `cache_store.errors` and end up in `cbcli.errors`; a command that
 did only part of its work says so and raises `typer.Exit(1)`.

@@ -1,154 +1,112 @@
-"""Flags that several commands have, each declared once: `top_k: flags.TopK = None`.
+"""Flags made from the settings: a command names the groups it takes.
 
-All are None where they aren't given, for `load_settings` to take what is below a flag.
+    @app.command(epilog=...)
+    @flags.with_settings(flags.RETRIEVAL, flags.BLEND, "live", without=("loader",))
+    def ask(question: ..., options: flags.Options = flags.NONE, json: Json = False, ...) -> None:
+        settings = load_settings(options)
+
+The command gets a flag for every setting of those groups and for those named, in that order, at
+the place of its parameter `options`; `options` has what was given on the command line, None where
+a flag wasn't. A setting that is declared with one of the groups is a flag of all its commands.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
-ChunkTokens = Annotated[int | None, typer.Option("--chunk-tokens", help="Most tokens of a chunk.")]
-Overlap = Annotated[int | None, typer.Option("--overlap", help="Tokens that two chunks share.")]
-Context = Annotated[
-    str | None,
-    typer.Option("--context", help="What new chunks are computed behind: prefix, bos or none."),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", "-k", help="Chunks to retrieve for the question.")
-]
-Order = Annotated[str | None, typer.Option("--order", help="given, score, source or shuffle.")]
-Mode = Annotated[str | None, typer.Option("--mode", help="blend, reuse, full or prefix.")]
-Ratio = Annotated[
-    str | None,
-    typer.Option(
-        "--ratio",
-        "-r",
-        help="Share of cached tokens to recompute; 0.3,0.16 for two check layers; auto: see "
-        "calibrate.",
-    ),
-]
-TargetKL = Annotated[
-    float | None,
-    typer.Option("--target-kl", help="Mean KL to reach instead: the ratio comes from calibrate."),
-]
-Task = Annotated[
-    str | None, typer.Option("--task", help="Which calibration counts: qa or summary.")
-]
-Force = Annotated[
-    bool | None,
-    typer.Option("--force", help="Blend though the model failed the gate of calibrate."),
-]
-Policy = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        help="What selects tokens: question, value, key, key+value, attention, first-k, hybrid or "
-        "random, with parameters behind a colon: question:layers=8-20.",
-    ),
-]
-Threshold = Annotated[
-    str | None,
-    typer.Option(
-        "--threshold", help="Instead of a ratio: recompute what holds this share of the score."
-    ),
-]
-Transfer = Annotated[
-    bool | None,
-    typer.Option(
-        "--transfer/--no-transfer",
-        help="Move the other tokens by what recomputed ones deviate.",
-    ),
-]
-CheckLayer = Annotated[
-    list[str] | None,
-    typer.Option("--check-layer", help="Layer at which tokens are selected; repeatable."),
-]
-Loader = Annotated[
-    str | None,
-    typer.Option("--loader", help="When stored KV is read: pipelined, sync, async or prefetch."),
-]
-MinTokens = Annotated[
-    int | None, typer.Option("--min-tokens", help="Fewest cached tokens worth blending.")
-]
+from cbcli import values
+from cbcli.declaration import BLEND as BLEND
+from cbcli.declaration import CHUNKING as CHUNKING
+from cbcli.declaration import ENGINE as ENGINE
+from cbcli.declaration import MODEL as MODEL
+from cbcli.declaration import PROMPT as PROMPT
+from cbcli.declaration import RETRIEVAL as RETRIEVAL
+from cbcli.declaration import SAMPLING as SAMPLING
+from cbcli.declaration import STORE as STORE
+from cbcli.declaration import TRACE as TRACE
+from cbcli.declaration import Declared
+from cbcli.declared import DECLARED
+
+Options = Mapping[str, object]
+"""Settings that were given as flags, by name; None or an empty list where one wasn't."""
+
+NONE: Options = MappingProxyType({})
+
+PARAMETER = "options"
+_NUMBERS = {"int": int, "float": float}
+
 Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefill, and compare.")]
-Audit = Annotated[
-    int | None,
-    typer.Option(
-        "--audit", help="Check one in N answers against full prefill; log it.", metavar="N"
-    ),
-]
-TraceLevel = Annotated[
-    str | None, typer.Option("--trace-level", help="What a trace holds: basic or full.")
-]
-TraceLayers = Annotated[
-    str | None,
-    typer.Option("--trace-layers", help="Layers that a full trace measures, such as 1,8,16."),
-]
-Live = Annotated[
-    bool | None,
-    typer.Option("--live/--no-live", help="Show on stderr what is done while it is done."),
-]
-Save = Annotated[
-    bool | None, typer.Option("--save/--no-save", help="Store chunks that were missing.")
-]
-Check = Annotated[
-    bool | None,
-    typer.Option(
-        "--check/--no-check", help="Read what is stored already, every byte, and mend it."
-    ),
-]
-StrictContext = Annotated[
-    bool | None,
-    typer.Option(
-        "--strict-context/--any-context",
-        help="Use only chunks computed behind this very system prompt.",
-    ),
-]
-System = Annotated[str | None, typer.Option("--system", help="System prompt.")]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", "-n", help="Most tokens of the answer.")
-]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0 decodes greedily, more samples.")
-]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus to sample from.")]
-SampleTopK = Annotated[
-    int | None, typer.Option("--sample-top-k", help="Likeliest tokens to sample from.")
-]
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="Of sampling, shuffling and policy random.")
-]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="A text that ends the answer; repeatable.")
-]
-Model = Annotated[str | None, typer.Option("--model", help="Model: a name or a folder.")]
-Store = Annotated[str | None, typer.Option("--store", help="Folder of the store.")]
-Remote = Annotated[
-    str | None, typer.Option("--remote", help="Remote store: redis://…, s3://…; or none.")
-]
-RemoteTimeout = Annotated[
-    float | None, typer.Option("--remote-timeout", help="Seconds to wait for the remote store.")
-]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", help="Size of the KV kept in memory: 2GB, or 0.")
-]
-Engine = Annotated[str | None, typer.Option("--engine", help="What computes: torch or vllm.")]
-VLLM = Annotated[
-    list[str] | None,
-    typer.Option("--vllm", metavar="KEY=VALUE", help="An argument for vLLM's engine; repeatable."),
-]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-Devices = Annotated[str | None, typer.Option("--devices", help="Share the work: cuda:0,cuda:1.")]
-DType = Annotated[str | None, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
-KVDType = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-dtype", help="What KV is stored in: auto, bf16, fp16, fp32, fp8, int8 or int4."
-    ),
-]
-Threads = Annotated[int | None, typer.Option("--threads", help="Threads to use.")]
-Offline = Annotated[
-    bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
-]
+
+
+def with_settings(
+    *wanted: str, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of groups and of single settings; `without` are settings of those
+    groups that it doesn't take."""
+    names = list(dict.fromkeys(name for one in wanted for name in _names(one)))
+    unknown = [name for name in without if name not in names]
+    if unknown:
+        raise ValueError(f"not in the groups: {', '.join(unknown)}")
+    chosen = [name for name in names if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            options = {name: given.pop(name) for name in chosen}
+            command(**given, **{PARAMETER: options})
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            parameters += _flags(chosen) if parameter.name == PARAMETER else [parameter]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        return run
+
+    return decorate
+
+
+def _names(wanted: str) -> Sequence[str]:
+    if wanted in DECLARED:
+        return [wanted]
+    found = [setting.name for setting in DECLARED.values() if setting.group == wanted]
+    if not found:
+        raise ValueError(f"{wanted!r} is no setting and no group of settings")
+    return found
+
+
+def _flags(names: Sequence[str]) -> Iterator[inspect.Parameter]:
+    for name in names:
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None,
+            annotation=option(DECLARED[name]),
+        )
+
+
+def option(setting: Declared) -> Any:
+    """The annotation that makes the setting's flag."""
+    first = setting.type.split(" ")[0]
+    switch = first == "bool"
+    off = setting.off or f"--no-{setting.flag.removeprefix('--')}"
+    info = typer.Option(
+        f"{setting.flag}/{off}" if switch else setting.flag,
+        *([setting.short] if setting.short else []),
+        help=f"{setting.help}; repeatable." if setting.repeat else f"{setting.help}.",
+        metavar=setting.metavar or ("<str>" if setting.repeat else None),
+        # The settings' own variables are read by `load_settings`, which tells where they are from.
+        allow_from_autoenv=False,
+    )
+    if setting.repeat:
+        return Annotated[list[str] | None, info]
+    if switch:
+        return Annotated[bool | None, info]
+    plain = setting.kind not in (values.size, values.amount)  # those may have a unit
+    return Annotated[(_NUMBERS.get(first, str) if plain else str) | None, info]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from cache_store.errors import NotFoundError, UsageError
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.command import nearest
+from cbcli.flags import Options
 from cbcli.output import Output
 from cbcli.session import shown_source
 from cbcli.settings import Settings, load_settings
@@ -23,25 +23,21 @@ from cbcli.store_listing import plural
 
 _ROOM = 2**18  # bytes that writing down what goes may take
 
-StoreDir = Annotated[
-    str | None, typer.Option("--store", help="Folder of the chunk store.", metavar="DIR")
-]
+
+def store_settings(options: Options) -> Settings:
+    """The settings, with the store that a flag names."""
+    return load_settings(options)
 
 
-def store_settings(store_dir: str | None) -> Settings:
-    """The settings, with the store that --store names."""
-    return load_settings({"store": store_dir})
-
-
-def reading(store_dir: str | None, on_damage: OnDamage = "raise") -> ChunkStore:
+def reading(options: Options, on_damage: OnDamage = "raise") -> ChunkStore:
     """The store, to be looked at. Raises NotFoundError where there is none."""
-    return ChunkStore.open(store_settings(store_dir).store, read_only=True, on_damage=on_damage)
+    return ChunkStore.open(store_settings(options).store, read_only=True, on_damage=on_damage)
 
 
 @contextlib.contextmanager
-def writing(store_dir: str | None, on_damage: OnDamage = "raise") -> Iterator[ChunkStore]:
+def writing(options: Options, on_damage: OnDamage = "raise") -> Iterator[ChunkStore]:
     """A store to be changed, which must be there already."""
-    where = store_settings(store_dir).store
+    where = store_settings(options).store
     if on_damage == "raise" or not where.exists():
         ChunkStore.open(where, read_only=True).close()
     with ChunkStore.open(where, on_damage=on_damage) as store:
@@ -50,14 +46,14 @@ def writing(store_dir: str | None, on_damage: OnDamage = "raise") -> Iterator[Ch
 
 
 @contextlib.contextmanager
-def freeing(store_dir: str | None, out: Output) -> Iterator[ChunkStore]:
+def freeing(options: Options, out: Output) -> Iterator[ChunkStore]:
     """A store that space is to be freed in, be the disk so full that nothing could be written
     down: then entries go first, in the order of eviction."""
-    where, gone = store_settings(store_dir).store, []
+    where, gone = store_settings(options).store, []
     if where.is_dir() and free_bytes(where) < _ROOM:
         with ChunkStore.open(where, read_only=True) as full:
             gone = full.give_way(2 * _ROOM)
-    with writing(store_dir) as store:
+    with writing(options) as store:
         if gone:
             entries = plural(len(gone), "entry", "entries")
             out.warn(f"the disk is full: {entries} went first, to have room to work in")

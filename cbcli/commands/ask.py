@@ -55,6 +55,17 @@ app = typer.Typer(**app_options())
         "echo 'What is due in May?' | cacheblend ask --json - | jq .answer",
     )
 )
+@flags.with_settings(
+    flags.RETRIEVAL,
+    flags.BLEND,
+    flags.TRACE,
+    "live",
+    flags.PROMPT,
+    flags.SAMPLING,
+    flags.STORE,
+    flags.MODEL,
+    flags.ENGINE,
+)
 def ask(
     question: Annotated[
         str, typer.Argument(help="The question; - or nothing reads it from standard input.")
@@ -63,52 +74,15 @@ def ask(
         list[str] | None,
         typer.Option("--chunk", "-c", help="A chunk's id or its beginning; repeat, in order."),
     ] = None,
-    top_k: flags.TopK = None,
-    order: flags.Order = None,
-    mode: flags.Mode = None,
-    ratio: flags.Ratio = None,
-    target_kl: flags.TargetKL = None,
-    task: flags.Task = None,
-    force: flags.Force = None,
-    policy: flags.Policy = None,
-    threshold: flags.Threshold = None,
-    transfer: flags.Transfer = None,
-    check_layer: flags.CheckLayer = None,
     indices: Annotated[
         str | None,
         typer.Option("--indices", help="Recompute these prompt positions instead: 40,52,60-75."),
     ] = None,
-    loader: flags.Loader = None,
-    min_tokens: flags.MinTokens = None,
     compare: flags.Compare = False,
-    audit: flags.Audit = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Record the run in this file, for inspect.")
     ] = None,
-    trace_level: flags.TraceLevel = None,
-    trace_layers: flags.TraceLayers = None,
-    live: flags.Live = None,
-    save: flags.Save = None,
-    context: flags.Context = None,
-    strict_context: flags.StrictContext = None,
-    system: flags.System = None,
-    max_tokens: flags.MaxTokens = None,
-    temperature: flags.Temperature = None,
-    top_p: flags.TopP = None,
-    sample_top_k: flags.SampleTopK = None,
-    seed: flags.Seed = None,
-    stop: flags.Stop = None,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    remote: flags.Remote = None,
-    remote_timeout: flags.RemoteTimeout = None,
-    engine: flags.Engine = None,
-    vllm: flags.VLLM = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -120,50 +94,9 @@ def ask(
     -v says where the time went, and why it wasn't less.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings(
-        {
-            "top_k": top_k,
-            "order": order,
-            "mode": mode,
-            "ratio": ratio,
-            "target_kl": target_kl,
-            "task": task,
-            "force": force,
-            "policy": policy,
-            "threshold": threshold,
-            "transfer": transfer,
-            "check_layers": ",".join(check_layer) if check_layer else None,
-            "loader": loader,
-            "min_tokens": min_tokens,
-            "audit": audit,
-            "trace_level": trace_level,
-            "trace_layers": trace_layers,
-            "live": live,
-            "save": save,
-            "context": context,
-            "strict_context": strict_context,
-            "system": system,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "sample_top_k": sample_top_k,
-            "seed": seed,
-            "stop": stop,
-            "model": model,
-            "store": store,
-            "remote": remote,
-            "remote_timeout": remote_timeout,
-            "engine": engine,
-            "vllm": vllm,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     positions = None if indices is None else parse_indices(indices)
-    if positions is not None and policy not in (None, "explicit"):
+    if positions is not None and options.get("policy") not in (None, "explicit"):
         raise UsageError("--indices and --policy exclude each other", "give one of them")
     check_engine(settings, "live")
     tracing = Tracing(settings, trace)

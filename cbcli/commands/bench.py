@@ -105,6 +105,7 @@ class Bench:
         "cacheblend bench ttft --peer transformers --peer vllm=~/vllm/bin/python --plot ttft.svg",
     )
 )
+@flags.with_settings(flags.MODEL, flags.ENGINE)
 def ttft(
     tokens: Tokens = "1024,4096",
     ratios: Annotated[
@@ -127,13 +128,7 @@ def ttft(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the figures: a .svg or .png file.")
     ] = None,
-    model: flags.Model = None,
-    engine: flags.Engine = None,
-    vllm: flags.VLLM = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -146,7 +141,7 @@ def ttft(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv, plot)
-    settings = _settings(model, device, dtype, threads, kv_dtype, engine=engine, vllm=vllm)
+    settings = load_settings(options)
     check_engine(settings)
     from engine.bench.ttft import TtftSweep, measure_ttft
     from engine.options import parse_ratio
@@ -176,6 +171,7 @@ def ttft(
 @app.command(
     epilog=examples("cacheblend bench ingest", "cacheblend bench ingest --lengths 128,512 --json")
 )
+@flags.with_settings(flags.MODEL)
 def ingest(
     lengths: Annotated[str, typer.Option("--lengths", help="Tokens of a chunk.")] = "128,512,2048",
     tokens: Annotated[
@@ -184,11 +180,7 @@ def ingest(
     pairs: Pairs = 3,
     text: Text = None,
     csv: Csv = None,
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -199,7 +191,7 @@ def ingest(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv)
-    settings = _settings(model, device, dtype, threads, kv_dtype)
+    settings = load_settings({**options, "engine": "torch"})
     from engine.bench.ingest import check_lengths, measure_ingest
 
     wanted = wholes("--lengths", lengths)
@@ -220,6 +212,7 @@ def ingest(
         "cacheblend bench load --loaders sync,pipelined --bandwidth 500MB/s --bandwidth unlimited",
     )
 )
+@flags.with_settings(flags.MODEL)
 def load(
     tokens: Annotated[int, typer.Option("--tokens", help="Length of the prompt.")] = 4096,
     loaders: Annotated[
@@ -241,11 +234,7 @@ def load(
     pairs: Pairs = 5,
     text: Text = None,
     csv: Csv = None,
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -256,7 +245,7 @@ def load(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv)
-    settings = _settings(model, device, dtype, threads, kv_dtype)
+    settings = load_settings({**options, "engine": "torch"})
     from engine.bench.load import LoadSweep, measure_load
     from engine.options import parse_ratio
 
@@ -278,6 +267,7 @@ def load(
 @app.command(
     epilog=examples("cacheblend bench decode", "cacheblend bench decode --peer transformers")
 )
+@flags.with_settings(flags.MODEL, without=("kv_dtype",))
 def decode(
     tokens: Tokens = "1024,4096",
     output: Annotated[
@@ -287,10 +277,7 @@ def decode(
     peer: Peers = None,
     text: Text = None,
     csv: Csv = None,
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    threads: flags.Threads = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -301,7 +288,7 @@ def decode(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv)
-    settings = _settings(model, device, dtype, threads)
+    settings = load_settings({**options, "engine": "torch"})
     from engine.bench.decode import check_room, measure_decode
 
     lengths = wholes("--tokens", tokens)
@@ -357,26 +344,3 @@ def _bench(
             out.note(f"starting {spec.name}, which may take a minute")
             started.append(stack.enter_context(Peer(spec, setup_for(engine, longest, gguf))))
         yield Bench(out, engine, tuple(started), words)
-
-
-def _settings(
-    model: str | None,
-    device: str | None,
-    dtype: str | None,
-    threads: int | None,
-    kv_dtype: str | None = None,
-    *,
-    engine: str | None = "torch",
-    vllm: list[str] | None = None,
-) -> Settings:
-    return load_settings(
-        {
-            "model": model,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "engine": engine,
-            "vllm": vllm,
-        }
-    )

@@ -50,6 +50,9 @@ PROMPTS = 24
         "cacheblend calibrate --device-table",
     )
 )
+@flags.with_settings(
+    "task", "target_kl", "check_layers", flags.PROMPT, "seed", "store", flags.MODEL
+)
 def calibrate(
     gate_only: Annotated[
         bool, typer.Option("--gate-only", help="Only check that blending is right.")
@@ -58,8 +61,6 @@ def calibrate(
         bool,
         typer.Option("--device-table", help="Only show which storage is fast enough for a ratio."),
     ] = False,
-    task: flags.Task = None,
-    target_kl: flags.TargetKL = None,
     questions: Annotated[
         list[Path] | None,
         typer.Option("--questions", help="Measure with these, as `eval` reads them; repeatable."),
@@ -77,17 +78,7 @@ def calibrate(
     ratios: Annotated[
         str | None, typer.Option("--ratios", help="Those to measure, between 0 and 1.")
     ] = None,
-    check_layer: flags.CheckLayer = None,
-    context: flags.Context = None,
-    system: flags.System = None,
-    seed: flags.Seed = None,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -104,23 +95,7 @@ def calibrate(
         raise UsageError("--gate-only measures nothing else", "leave out the other flags")
     if questions and built_in:
         raise UsageError("--questions and --built-in exclude each other", "give one of them")
-    settings = load_settings(
-        {
-            "task": task,
-            "target_kl": target_kl,
-            "check_layers": ",".join(check_layer) if check_layer else None,
-            "context": context,
-            "system": system,
-            "seed": seed,
-            "model": model,
-            "store": store,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     given = _ratios(ratios)
     asked = _asked(questions or [])
     blueprint = open_blueprint(settings, out)

@@ -28,15 +28,12 @@ STYLES = {"ok": "", "warn": "yellow", "fail": "red"}
 
 
 @app.command(epilog=examples("cacheblend doctor", "cacheblend doctor --no-probe --json"))
+@flags.with_settings("store", flags.MODEL, without=("kv_dtype", "offline"))
 def doctor(
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Measure how fast this machine is.")
     ] = True,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    threads: flags.Threads = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -47,8 +44,7 @@ def doctor(
     failed. Nothing is changed, made or downloaded.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    given = {"model": model, "store": store, "device": device, "dtype": dtype, "threads": threads}
-    settings = _settings(given)
+    settings = _settings(options)
     probes: list[Probe] = []
     found: list[Check] = []
     for check in _examined(settings, probes.append, measured=probe):

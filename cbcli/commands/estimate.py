@@ -32,6 +32,9 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings(
+    flags.CHUNKING, "top_k", "ratio", "policy", "check_layers", "system", "store", flags.MODEL
+)
 def estimate(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Files and folders, read as ingest would.")
@@ -46,24 +49,7 @@ def estimate(
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Measure this machine, or give sizes only.")
     ] = True,
-    chunk_tokens: flags.ChunkTokens = None,
-    overlap: flags.Overlap = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", "-k", help="Chunks in the prompt that is timed.")
-    ] = None,
-    ratio: Annotated[
-        str | None, typer.Option("--ratio", "-r", help="Ratios to time, such as 0.3,0.16,0.05.")
-    ] = None,
-    policy: flags.Policy = None,
-    check_layer: flags.CheckLayer = None,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    system: flags.System = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -75,24 +61,7 @@ def estimate(
     are needed. A model that isn't here can be given by its config.json.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings(
-        {
-            "chunk_tokens": chunk_tokens,
-            "overlap": overlap,
-            "top_k": top_k,
-            "ratio": ratio,
-            "policy": policy,
-            "check_layers": check_layer,
-            "model": model,
-            "store": store,
-            "system": system,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     if paths and tokens:
         raise UsageError("documents and --tokens were given", "give one of the two")
     subject = _subject(out, settings, config)

@@ -60,6 +60,7 @@ class Task:
         "cacheblend eval questions.jsonl --state eval.jsonl --plot quality.svg --csv rows.csv",
     )
 )
+@flags.with_settings("loader", "system", "seed", flags.MODEL, flags.ENGINE)
 def evaluate(
     file: Annotated[
         list[Path], typer.Argument(help="Questions with passages: JSON or JSONL; several files.")
@@ -126,17 +127,7 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the figures: a .svg, .png or .pdf file.")
     ] = None,
-    loader: flags.Loader = None,
-    system: flags.System = None,
-    seed: flags.Seed = None,
-    model: flags.Model = None,
-    engine: flags.Engine = None,
-    vllm: flags.VLLM = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -149,21 +140,7 @@ def evaluate(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
     check_files(out, csv, plot, eval_report.FORMATS)
-    settings = load_settings(
-        {
-            "loader": loader,
-            "system": system,
-            "seed": seed,
-            "model": model,
-            "engine": engine,
-            "vllm": vllm,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     check_engine(settings)
     _check_state(state, file)
     chosen = split_policies(policies or [settings.policy, "value"])

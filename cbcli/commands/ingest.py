@@ -48,39 +48,28 @@ app = typer.Typer(**app_options())
         "cacheblend ingest --devices cuda:0,cuda:1 library/",
     )
 )
+@flags.with_settings(
+    flags.CHUNKING,
+    flags.PROMPT,
+    "check",
+    "live",
+    flags.STORE,
+    "limit",
+    flags.MODEL,
+    "devices",
+    flags.ENGINE,
+)
 def ingest(
     paths: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for standard input.", metavar="PATH…")
     ],
-    chunk_tokens: flags.ChunkTokens = None,
-    overlap: flags.Overlap = None,
-    context: flags.Context = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the chunks and their size; store nothing.")
     ] = False,
     stdin_name: Annotated[
         str, typer.Option("--stdin-name", help="What to call the text on standard input.")
     ] = "stdin",
-    model: flags.Model = None,
-    store: flags.Store = None,
-    remote: flags.Remote = None,
-    remote_timeout: flags.RemoteTimeout = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="System prompt the chunks are computed behind.")
-    ] = None,
-    engine: flags.Engine = None,
-    vllm: flags.VLLM = None,
-    device: flags.Device = None,
-    devices: flags.Devices = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
-    ] = None,
-    check: flags.Check = None,
-    offline: flags.Offline = None,
-    live: flags.Live = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -92,36 +81,16 @@ def ingest(
     It can be interrupted: the next run goes on from there.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    if devices is not None and device is not None:
+    if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
-    settings = load_settings(
-        {
-            "chunk_tokens": chunk_tokens,
-            "overlap": overlap,
-            "context": context,
-            "model": model,
-            "store": store,
-            "remote": remote,
-            "remote_timeout": remote_timeout,
-            "system": system,
-            "engine": engine,
-            "vllm": vllm,
-            "device": device,
-            "devices": devices,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "limit": limit,
-            "check": check,
-            "offline": offline,
-            "live": live,
-        }
-    )
+    settings = load_settings(options)
     check_engine(settings, "devices")
     from engine.documents import find_files
 
     found = find_files(paths, stdin_name=stdin_name)
-    places = settings.devices if device is None and settings.engine == "torch" else ()
+    places = (
+        settings.devices if options.get("device") is None and settings.engine == "torch" else ()
+    )
     if places:  # the first one's say in what `auto` leaves open
         settings = replace(settings, device=places[0])
     blueprint = open_blueprint(settings, out)

@@ -41,6 +41,7 @@ ASKING = ("knobs", "chunks")  # there is nothing to print of them
         "cacheblend inspect --format svg --view time --size 120x40 > time.svg",
     )
 )
+@flags.with_settings("model", "store")
 def inspect(
     trace: Annotated[
         list[str] | None,
@@ -71,8 +72,7 @@ def inspect(
     ] = None,
     light: Annotated[bool, typer.Option("--light", help="Dark text on a light ground.")] = False,
     ascii: Annotated[bool, typer.Option("--ascii", help="ASCII alone, whatever is shown.")] = False,
-    model: flags.Model = None,
-    store: flags.Store = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -94,7 +94,6 @@ def inspect(
     wish = asked(trace or [], chunk or [], last)
     if wanted is None:
         gc.disable()  # until the first screen, sooner by a tenth: nothing made till then is garbage
-    options: dict[str, object] = {"model": model, "store": store}
     if wish is not None:
         from cbcli.inspect.wishes import wish_as_set
 
@@ -153,7 +152,7 @@ def _is_file(name: str) -> bool:
 def _view(
     traces: Sequence[Trace],
     wish: Wish | None,
-    options: dict[str, object],
+    options: flags.Options,
     *,
     view: str,
     at: int | None,

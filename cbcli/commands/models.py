@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cache_store.errors import UsageError
+from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.settings import load_settings
@@ -36,6 +37,7 @@ ModelsDir = Annotated[
         "cacheblend models pull model.Q8_0.gguf",
     )
 )
+@flags.with_settings("offline", "models_dir")
 def pull(
     source: Annotated[
         str,
@@ -45,10 +47,7 @@ def pull(
         ),
     ],
     name: Annotated[str | None, typer.Option("--name", help="What to call it here.")] = None,
-    offline: Annotated[
-        bool | None, typer.Option("--offline/--online", help="Forbid or allow the network.")
-    ] = None,
-    models_dir: ModelsDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -57,7 +56,7 @@ def pull(
 
     It is downloaded, or copied from a folder, or converted from a GGUF file."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"offline": offline, "models_dir": models_dir})
+    settings = load_settings(options)
     with showing(out, f"model {name or source}") as progress:
         path = library.pull(
             source,
@@ -75,15 +74,16 @@ def pull(
 
 
 @app.command("ls", epilog=examples("cacheblend models ls", "cacheblend models ls --json"))
+@flags.with_settings("models_dir")
 def list_models(
-    models_dir: ModelsDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """List the models that are here."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"models_dir": models_dir})
+    settings = load_settings(options)
     found = library.ls(settings.models_dir)
     if json:
         out.data({"models_dir": str(settings.models_dir), "models": [_described(i) for i in found]})
@@ -103,16 +103,17 @@ def list_models(
 
 
 @app.command(epilog=examples(f"cacheblend models show {library.DEFAULT}"))
+@flags.with_settings("models_dir")
 def show(
     name: Name,
-    models_dir: ModelsDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Show what is known about a model."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"models_dir": models_dir})
+    settings = load_settings(options)
     info = library.show(name, settings.models_dir)
     described = _described(info)
     if json:
@@ -123,9 +124,10 @@ def show(
 
 
 @app.command(epilog=examples(f"cacheblend models check {library.DEFAULT}"))
+@flags.with_settings("models_dir")
 def check(
     name: Annotated[str | None, typer.Argument(help="A model's name; all without one.")] = None,
-    models_dir: ModelsDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -134,7 +136,7 @@ def check(
 
     Every file's hash is compared with the recorded one; exit code 4 where one differs."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"models_dir": models_dir})
+    settings = load_settings(options)
     names = [name] if name else [info.name for info in library.ls(settings.models_dir)]
     reports = []
     for each in names:
@@ -150,10 +152,11 @@ def check(
 
 
 @app.command(epilog=examples(f"cacheblend models rm {library.DEFAULT}"))
+@flags.with_settings("models_dir")
 def rm(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    models_dir: ModelsDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -162,7 +165,7 @@ def rm(
 
     The chunks stored with it stay in the store."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"models_dir": models_dir})
+    settings = load_settings(options)
     info = library.show(name, settings.models_dir)
     if not yes:
         _confirm(f"Remove {info.name} ({size_text(info.nbytes)})?")

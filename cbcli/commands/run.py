@@ -42,6 +42,19 @@ app = typer.Typer(**app_options())
         "jq -c '{question: .}' questions.json | cacheblend run - | jq -r .answer",
     )
 )
+@flags.with_settings(
+    flags.RETRIEVAL,
+    flags.BLEND,
+    flags.TRACE,
+    flags.PROMPT,
+    flags.SAMPLING,
+    "text_separator",
+    flags.STORE,
+    "memory_limit",
+    flags.MODEL,
+    "devices",
+    flags.ENGINE,
+)
 def run(
     file: Annotated[
         str, typer.Argument(help="Prompts, one JSON object a line; - for standard input.")
@@ -52,53 +65,12 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from what --output holds already.")
     ] = False,
-    separator: Annotated[
-        str | None, typer.Option("--separator", help="Text between the chunks of a prompt.")
-    ] = None,
-    devices: flags.Devices = None,
-    top_k: flags.TopK = None,
-    order: flags.Order = None,
-    mode: flags.Mode = None,
-    ratio: flags.Ratio = None,
-    target_kl: flags.TargetKL = None,
-    task: flags.Task = None,
-    force: flags.Force = None,
-    policy: flags.Policy = None,
-    threshold: flags.Threshold = None,
-    transfer: flags.Transfer = None,
-    check_layer: flags.CheckLayer = None,
-    loader: flags.Loader = None,
-    min_tokens: flags.MinTokens = None,
     compare: flags.Compare = False,
-    audit: flags.Audit = None,
     trace_dir: Annotated[
         Path | None,
         typer.Option("--trace-dir", help="Record each line's run in this folder, for inspect."),
     ] = None,
-    trace_level: flags.TraceLevel = None,
-    trace_layers: flags.TraceLayers = None,
-    save: flags.Save = None,
-    context: flags.Context = None,
-    strict_context: flags.StrictContext = None,
-    system: flags.System = None,
-    max_tokens: flags.MaxTokens = None,
-    temperature: flags.Temperature = None,
-    top_p: flags.TopP = None,
-    sample_top_k: flags.SampleTopK = None,
-    seed: flags.Seed = None,
-    stop: flags.Stop = None,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    remote: flags.Remote = None,
-    remote_timeout: flags.RemoteTimeout = None,
-    memory_limit: flags.MemoryLimit = None,
-    engine: flags.Engine = None,
-    vllm: flags.VLLM = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -112,61 +84,20 @@ def run(
     stored, and reused in any order from then on.
     """
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    if devices is not None and device is not None:
+    if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
     if resume and output is None:
         raise UsageError("--resume goes on from a file", "name it with --output")
-    settings = load_settings(
-        {
-            "text_separator": separator,
-            "devices": devices,
-            "top_k": top_k,
-            "order": order,
-            "mode": mode,
-            "ratio": ratio,
-            "target_kl": target_kl,
-            "task": task,
-            "force": force,
-            "policy": policy,
-            "threshold": threshold,
-            "transfer": transfer,
-            "check_layers": ",".join(check_layer) if check_layer else None,
-            "loader": loader,
-            "min_tokens": min_tokens,
-            "audit": audit,
-            "trace_level": trace_level,
-            "trace_layers": trace_layers,
-            "save": save,
-            "context": context,
-            "strict_context": strict_context,
-            "system": system,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "sample_top_k": sample_top_k,
-            "seed": seed,
-            "stop": stop,
-            "model": model,
-            "store": store,
-            "remote": remote,
-            "remote_timeout": remote_timeout,
-            "memory_limit": memory_limit,
-            "engine": engine,
-            "vllm": vllm,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     check_engine(settings, "devices")
     if settings.policy == "explicit":
         raise UsageError("policy explicit takes the positions of one prompt", "use it with `ask`")
     if trace_dir is not None:
         check_folder(trace_dir)
     asks = Asks(compare, trace_dir)
-    places = settings.devices if device is None and settings.engine == "torch" else ()
+    places = (
+        settings.devices if options.get("device") is None and settings.engine == "torch" else ()
+    )
     tally = _Tally(time.monotonic())
     with ExitStack() as stack:
         stream, total = _open(stack, file, output)

@@ -40,6 +40,17 @@ _TYPICAL = 4096  # tokens of a prompt that a calibrated ratio is looked up for
         "cacheblend serve -- --help=all",
     ),
 )
+@flags.with_settings(
+    "host",
+    "port",
+    "text_separator",
+    flags.BLEND,
+    flags.PROMPT,
+    flags.STORE,
+    "memory_limit",
+    flags.MODEL,
+    without=("loader", "model", "device", "threads"),
+)
 def serve(
     model_and_flags: Annotated[
         list[str] | None,
@@ -49,35 +60,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0: all of them.")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port; 0: any that is free.")] = None,
-    separator: Annotated[
-        str | None, typer.Option("--separator", help="Text between the chunks of a prompt.")
-    ] = None,
-    mode: flags.Mode = None,
-    ratio: flags.Ratio = None,
-    target_kl: flags.TargetKL = None,
-    task: flags.Task = None,
-    force: flags.Force = None,
-    policy: flags.Policy = None,
-    threshold: flags.Threshold = None,
-    transfer: flags.Transfer = None,
-    check_layer: flags.CheckLayer = None,
-    min_tokens: flags.MinTokens = None,
-    audit: flags.Audit = None,
-    save: flags.Save = None,
-    context: flags.Context = None,
-    strict_context: flags.StrictContext = None,
-    system: flags.System = None,
-    store: flags.Store = None,
-    remote: flags.Remote = None,
-    remote_timeout: flags.RemoteTimeout = None,
-    memory_limit: flags.MemoryLimit = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -91,36 +74,7 @@ def serve(
     """
     model, extra = _split(model_and_flags or [])
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings(
-        {
-            "model": model,
-            "host": host,
-            "port": port,
-            "text_separator": separator,
-            "mode": mode,
-            "ratio": ratio,
-            "target_kl": target_kl,
-            "task": task,
-            "force": force,
-            "policy": policy,
-            "threshold": threshold,
-            "transfer": transfer,
-            "check_layers": ",".join(check_layer) if check_layer else None,
-            "min_tokens": min_tokens,
-            "audit": audit,
-            "save": save,
-            "context": context,
-            "strict_context": strict_context,
-            "system": system,
-            "store": store,
-            "remote": remote,
-            "remote_timeout": remote_timeout,
-            "memory_limit": memory_limit,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "offline": offline,
-        }
-    )
+    settings = load_settings({**options, "model": model})
     if settings.ratio == AUTO:
         raise UsageError("ratio auto is not for a server", "give a ratio, or --target-kl")
     if settings.policy == "explicit":

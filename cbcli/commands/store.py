@@ -12,6 +12,7 @@ import typer
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore, VerifyReport
 from cache_store.verify import ALTERED
+from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.commands import (
     estimate,
@@ -28,7 +29,6 @@ from cbcli.commands import (
 )
 from cbcli.output import Output
 from cbcli.store_access import (
-    StoreDir,
     confirm,
     freeing,
     known_source,
@@ -61,6 +61,7 @@ app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
         "cacheblend store rm --all --yes",
     )
 )
+@flags.with_settings("store")
 def rm(
     chunks: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Chunks whose KV to remove.")
@@ -76,7 +77,7 @@ def rm(
         bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -88,7 +89,7 @@ def rm(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if [bool(chunks), bool(document), everything].count(True) != 1:
         raise UsageError("say what to remove", "give chunk ids, --document SOURCE or --all")
-    with reading(store_dir) if dry_run else freeing(store_dir, out) as store:
+    with reading(options) if dry_run else freeing(options, out) as store:
         if everything:
             sources = [info.source for info in store.catalog.documents()]
             keys = [entry.key for entry in store.entries()]
@@ -123,11 +124,12 @@ def rm(
 
 
 @app.command(epilog=examples("cacheblend store verify", "cacheblend store verify --repair"))
+@flags.with_settings("store")
 def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Remove what is damaged or belongs to nothing.")
     ] = False,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -137,7 +139,7 @@ def verify(
     With --repair, what is wrong is removed and computed again when it is needed; the exit code is 4
     only if something could not be put right."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    with writing(store_dir, "mend") if repair else reading(store_dir, "go_on") as store:
+    with writing(options, "mend") if repair else reading(options, "go_on") as store:
         total = 0
         with contextlib.suppress(IntegrityError):  # the report says so
             total = sum(entry.nbytes for entry in store.entries())
@@ -159,12 +161,16 @@ def verify(
 
 
 @app.command(epilog=examples('cd "$(cacheblend store path)"'))
+@flags.with_settings("store")
 def path(
-    store_dir: StoreDir = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = 0
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Print the folder of the store, whether there is one yet or not."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = store_settings(store_dir)
+    settings = store_settings(options)
     if json:
         out.data({"path": str(settings.store), "exists": settings.store.is_dir()})
     else:

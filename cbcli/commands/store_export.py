@@ -12,10 +12,11 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output, to_stdout
-from cbcli.store_access import StoreDir, store_settings
+from cbcli.store_access import store_settings
 from cbcli.store_choice import chosen_models, chosen_sources
 from cbcli.store_listing import plural
 from cbcli.text import one_line
@@ -27,6 +28,7 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings("store")
 def export(
     file: Annotated[
         str, typer.Argument(help="The archive to write; - for standard output.")
@@ -40,7 +42,7 @@ def export(
         typer.Option("--model", help="Only KV of this model: its name, or its fingerprint."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -53,7 +55,7 @@ def export(
     in it."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     path = None if file == "-" else Path(file)
-    where = store_settings(store_dir).store
+    where = store_settings(options).store
     _check(path, where, out, force)
     from cache_store.exporting import Exported, export_file, export_to, plan_export
 

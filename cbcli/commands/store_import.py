@@ -12,11 +12,11 @@ import typer
 
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.store import ChunkStore
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
 from cbcli.settings import load_settings
-from cbcli.store_access import StoreDir
 from cbcli.store_listing import plural
 from cbcli.units import duration_text, size_text
 
@@ -30,6 +30,7 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings("store", "limit")
 def import_archive(
     file: Annotated[str, typer.Argument(help="The archive; - for standard input.")],
     replace: Annotated[
@@ -38,10 +39,7 @@ def import_archive(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the store's version of a document.")
     ] = False,
-    limit: Annotated[
-        str | None, typer.Option("--limit", help="Size limit of a store that is new: 20GB.")
-    ] = None,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -55,7 +53,7 @@ def import_archive(
     if replace and keep:
         raise UsageError("--replace and --keep exclude each other", "give one of them")
     conflict: Conflict = "replace" if replace else "keep" if keep else "refuse"
-    settings = load_settings({"store": store_dir, "limit": limit})
+    settings = load_settings(options)
     from cache_store.archive import ArchiveReader
     from cache_store.importing import Import, ImportReport
 

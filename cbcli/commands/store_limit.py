@@ -11,10 +11,11 @@ from cache_store.eviction import Policy, check_policy
 from cache_store.place import KV_FOLDER, MIN_LIMIT
 from cache_store.space import disk_usage
 from cache_store.store import ChunkStore
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.settings import parse_size
-from cbcli.store_access import StoreDir, freeing, reading, store_settings, writing
+from cbcli.store_access import freeing, reading, store_settings, writing
 from cbcli.store_listing import plural
 from cbcli.units import size_text
 
@@ -31,6 +32,7 @@ _WORDS: dict[Policy, str] = {
 }
 
 
+@flags.with_settings("store")
 def limit(
     size: Annotated[
         str | None, typer.Argument(help="The new limit: 50GB, 500MiB or a number of bytes.")
@@ -39,7 +41,7 @@ def limit(
         str | None,
         typer.Option("--eviction", help="What goes first: lru, lfu or none.", metavar="POLICY"),
     ] = None,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -56,20 +58,20 @@ def limit(
     evicted = 0
     if size is not None:
         wanted = _size(size)
-        folder = store_settings(store_dir).store
+        folder = store_settings(options).store
         if (folder / KV_FOLDER).is_dir() and wanted < disk_usage(folder):
-            with freeing(store_dir, out):
+            with freeing(options, out):
                 pass
-        with ChunkStore.open(store_settings(store_dir).store, limit_bytes=wanted) as store:
+        with ChunkStore.open(store_settings(options).store, limit_bytes=wanted) as store:
             if policy is not None:
                 store.set_eviction(policy)
             before = sum(1 for _ in store.entries())
             store.set_limit(wanted)
             evicted = before - sum(1 for _ in store.entries())
     elif policy is not None:
-        with writing(store_dir) as store:
+        with writing(options) as store:
             store.set_eviction(policy)
-    with reading(store_dir) as store:
+    with reading(options) as store:
         now, used, policy = store.limit, store.used_bytes(), store.eviction
     if json:
         out.data({"limit": now, "used": used, "eviction": policy, "entries_evicted": evicted})

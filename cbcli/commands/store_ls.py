@@ -13,7 +13,6 @@ from cbcli.listing_choice import SORTS, ListingChoice
 from cbcli.output import Output
 from cbcli.present import recall
 from cbcli.settings import load_settings
-from cbcli.store_access import StoreDir
 from cbcli.store_listing import StoreListing
 
 EXAMPLES = examples(
@@ -23,6 +22,7 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings("model", "kv_dtype", "store")
 def list_store(
     documents: Annotated[
         bool, typer.Option("--documents", help="List the documents, not their chunks.")
@@ -45,9 +45,7 @@ def list_store(
     cached: Annotated[
         bool | None, typer.Option("--cached/--missing", help="Only those with, or without, KV.")
     ] = None,
-    model: flags.Model = None,
-    kv_dtype: flags.KVDType = None,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -60,7 +58,7 @@ def list_store(
     isn't used (`store prune --stale` removes it)."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     choice = ListingChoice(filter, sort, limit, cached)
-    settings = load_settings({"store": store_dir, "model": model, "kv_dtype": kv_dtype})
+    settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:
         listing = StoreListing(store, recall(settings))
         listing.choose(choice, documents=documents)

@@ -8,10 +8,11 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.session import shown_source
-from cbcli.store_access import StoreDir, known_source, writing
+from cbcli.store_access import known_source, writing
 from cbcli.store_listing import plural
 
 EXAMPLES = examples("cacheblend store pin notes/plan.md", "cacheblend store pin --all")
@@ -23,10 +24,11 @@ Sources = Annotated[
 ]
 
 
+@flags.with_settings("store")
 def pin(
     sources: Sources = None,
     everything: Annotated[bool, typer.Option("--all", help="Pin all documents.")] = False,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -35,23 +37,24 @@ def pin(
 
     They can still be removed by name, and a pinned document can be ingested again."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    with writing(store_dir) as store:
+    with writing(options) as store:
         chosen = _chosen(store, sources, everything)
         changed = store.pins.pin(chosen, True)
         _report(out, store, chosen, changed, "pinned")
 
 
+@flags.with_settings("store")
 def unpin(
     sources: Sources = None,
     everything: Annotated[bool, typer.Option("--all", help="Unpin all documents.")] = False,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Let documents' chunks be evicted again."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    with writing(store_dir) as store:
+    with writing(options) as store:
         chosen = _chosen(store, sources, everything)
         changed = store.pins.pin(chosen, False)
         _report(out, store, chosen, changed, "unpinned")

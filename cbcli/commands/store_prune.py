@@ -17,7 +17,7 @@ from cbcli.output import Output
 from cbcli.present import present_of, remember
 from cbcli.session import open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
-from cbcli.store_access import StoreDir, freeing, reading
+from cbcli.store_access import freeing, reading
 from cbcli.store_choice import chosen_models
 from cbcli.store_listing import plural
 from cbcli.units import parse_duration, parse_size, size_text
@@ -34,6 +34,7 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings("store", "dtype", "kv_dtype")
 def prune(
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="Stored longer ago: 30d, 12h, 2w.")
@@ -63,9 +64,7 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")
     ] = False,
-    store_dir: StoreDir = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -82,10 +81,10 @@ def prune(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     ages = [_age("--older-than", older_than), _age("--unused-for", unused_for)]
     size = _size(over)
-    settings = load_settings({"store": store_dir, "dtype": dtype, "kv_dtype": kv_dtype})
+    settings = load_settings(options)
     if not (any((stale, missing_sources, orphans, of_model)) or over or older_than or unused_for):
         raise UsageError("say what to remove", "give --unused-for 30d, --stale or another; --help")
-    with reading(store_dir) if dry_run else freeing(store_dir, out) as store:
+    with reading(options) if dry_run else freeing(options, out) as store:
         choice = _choice(store, settings, out, ages, size, of_model, stale=stale)
         choice = _with_documents(store, choice, missing=missing_sources, orphans=orphans)
         plan = plan_prune(store, choice)

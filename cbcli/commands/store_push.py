@@ -13,19 +13,17 @@ from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.session import open_existing_store, tiered
 from cbcli.settings import load_settings
-from cbcli.store_access import StoreDir
 from cbcli.store_listing import plural
 
 EXAMPLES = examples("cacheblend store push", "cacheblend store push --all --remote s3://bucket/kv")
 
 
+@flags.with_settings(flags.STORE)
 def push(
     everything: Annotated[
         bool, typer.Option("--all", help="All that is stored here, not only what is pending.")
     ] = False,
-    remote: flags.Remote = None,
-    remote_timeout: flags.RemoteTimeout = None,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -35,9 +33,7 @@ def push(
     What is ingested is uploaded in the background; this goes on with what was left, as after a
     remote that was down. Entries that the remote has already are not sent again."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings(
-        {"store": store_dir, "remote": remote, "remote_timeout": remote_timeout}
-    )
+    settings = load_settings(options)
     if settings.remote is None:
         raise UsageError("no remote store is set", "give its address with --remote")
     with open_existing_store(settings) as opened:

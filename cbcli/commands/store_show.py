@@ -13,7 +13,6 @@ from cbcli.output import Output
 from cbcli.present import recall
 from cbcli.session import shown_source
 from cbcli.settings import Settings, load_settings
-from cbcli.store_access import StoreDir
 from cbcli.store_listing import StoreListing, described_place
 from cbcli.units import count_text
 
@@ -22,20 +21,20 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings("model", "store")
 def show(
     chunk: Annotated[str, typer.Argument(help="A chunk's id, or the beginning of it.")],
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Also the chunk's token ids, with their text.")
     ] = False,
-    model: flags.Model = None,
-    store_dir: StoreDir = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Show a chunk: where it is from, what is stored of it, and its text."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = load_settings({"store": store_dir, "model": model})
+    settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:
         found = store.catalog.chunk(chunk)
         places = store.catalog.places(found.chunk_id)

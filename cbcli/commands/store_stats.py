@@ -9,11 +9,12 @@ from dataclasses import asdict
 from cache_store.results import TierStats
 from cache_store.store import StoreStats
 from cache_store.tiers.addresses import masked
+from cbcli import flags
 from cbcli.audit_report import AuditReport
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.settings import Settings
-from cbcli.store_access import StoreDir, reading, store_settings
+from cbcli.store_access import reading, store_settings
 from cbcli.store_listing import SHOWN_DIGITS
 from cbcli.units import count_text, duration_text, size_text
 
@@ -32,16 +33,20 @@ _WORDS = {
 }
 
 
+@flags.with_settings("store")
 def stats(
-    store_dir: StoreDir = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = 0
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Show how much is stored, how much room there is, what prompts found and missed, and how
     good audited answers were.
 
     Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    settings = store_settings(store_dir)
-    with reading(store_dir) as store:
+    settings = store_settings(options)
+    with reading(options) as store:
         found = store.stats()
         counters = store.counters.read()
         pending = store.pending_uploads()

@@ -28,6 +28,7 @@ EXAMPLES = examples(
 )
 
 
+@flags.with_settings(flags.PROMPT, flags.STORE, flags.MODEL)
 def warm(
     chunks: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Chunks to make ready.")
@@ -37,16 +38,7 @@ def warm(
         typer.Option("--document", help="All chunks of a document; repeatable.", metavar="SOURCE"),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All chunks of all documents.")] = False,
-    context: flags.Context = None,
-    system: flags.System = None,
-    model: flags.Model = None,
-    store: flags.Store = None,
-    remote: flags.Remote = None,
-    device: flags.Device = None,
-    dtype: flags.DType = None,
-    kv_dtype: flags.KVDType = None,
-    threads: flags.Threads = None,
-    offline: flags.Offline = None,
+    options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -59,20 +51,7 @@ def warm(
     out = Output(json=json, quiet=quiet, verbose=verbose)
     if everything == bool(chunks or document):
         raise UsageError("say what to make ready", "give chunk ids, --document SOURCE or --all")
-    settings = load_settings(
-        {
-            "context": context,
-            "system": system,
-            "model": model,
-            "store": store,
-            "remote": remote,
-            "device": device,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "offline": offline,
-        }
-    )
+    settings = load_settings(options)
     began = time.monotonic()
     with open_existing_store(settings) as opened:
         texts = _texts(opened, chunks or [], document or [], everything=everything)

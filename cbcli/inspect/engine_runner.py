@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cache_store.errors import CacheblendError
 from cache_store.store import ChunkStore
 from cbcli.calibrated import Calibrated, PromptTokens
+from cbcli.flags import Options
 from cbcli.inspect.runner import StoredChunk, Wish
 from cbcli.output import Output
 from cbcli.session import (
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 class EngineRunner:
     """Opens the store and loads the model when they are first needed, and keeps them."""
 
-    def __init__(self, flags: dict[str, object]) -> None:
-        self._flags = flags
+    def __init__(self, options: Options) -> None:
+        self._options = options
         self._store: ChunkStore | None = None
         self._engine: BaseEngine | None = None
         self._context = ""
 
     def _settings(self, wish: Wish | None = None) -> Settings:
-        wanted = dict(self._flags)
+        wanted = dict(self._options)
         if wish is not None:
             wanted |= {
                 "ratio": f"{wish.ratio:g}",
