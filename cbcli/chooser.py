@@ -13,7 +13,7 @@ from cache_store.store import ChunkStore
 from cbcli.settings import Settings
 
 if TYPE_CHECKING:
-    from engine.retrieval import Retriever
+    from engine.retrieval import Hit, Retriever
 
 
 class Chooser:
@@ -26,13 +26,15 @@ class Chooser:
         self._revision = -1
 
     def choose(self, settings: Settings, question: str, names: Sequence[str]) -> list[ChunkInfo]:
-        """The chunks named, or without names those retrieved, in the order the settings ask for.
+        """The chunks named, or without names those retrieved and their neighbours, in the order
+        the settings ask for.
 
-        Raises as `named` and `retrieved` do.
+        Raises as `named` and `hits` do.
         """
         if names:
             return in_order(self.named(names), settings, question)
-        found = self.retrieved(question, settings.top_k)  # by score, as they are
+        found = self.with_neighbours(settings, [h.chunk for h in self.hits(settings, question)])
+        # By score, as they are; a neighbour's place is beside its hit, whatever its own score.
         return found if settings.order == "score" else in_order(found, settings, question)
 
     def named(self, names: Sequence[str]) -> list[ChunkInfo]:
@@ -42,19 +44,45 @@ class Chooser:
         """
         return [self._unaltered(self.store.catalog.chunk(name)) for name in names]
 
-    def retrieved(self, question: str, top_k: int) -> list[ChunkInfo]:
-        """The chunks that fit the question best, best first. Raises NotFoundError where none has
-        a word in common with it."""
-        found = [hit.chunk for hit in self._index().search(question, top_k)]
+    def hits(self, settings: Settings, question: str) -> list[Hit[ChunkInfo]]:
+        """The chunks that fit the question best, best first, and how well. Raises NotFoundError
+        where none does, or none well enough."""
+        found = self._index().search(question, settings.top_k)
         if not found:
             raise NotFoundError(
                 "no stored chunk has a word in common with the question",
                 "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
             )
-        return [self._unaltered(chunk) for chunk in found]
+        least = settings.min_score
+        kept = [hit for hit in found if least is None or hit.score >= least]
+        if not kept:
+            raise NotFoundError(
+                f"no stored chunk has a score of {least:g} or more; the best has "
+                f"{found[0].score:.4g}",
+                "lower --min-score, or use other words",
+            )
+        for hit in kept:
+            self._unaltered(hit.chunk)
+        return kept
+
+    def with_neighbours(self, settings: Settings, chunks: Sequence[ChunkInfo]) -> list[ChunkInfo]:
+        """The chunks, each among those before and after it in its document, as many as the
+        settings say; no text twice."""
+        if not settings.with_neighbours:
+            return list(chunks)
+        documents: dict[str, list[ChunkInfo]] = {}
+        found: dict[str, ChunkInfo] = {}
+        for chunk in chunks:
+            if chunk.source not in documents:
+                documents[chunk.source] = self.store.catalog.chunks(chunk.source)
+            first = max(0, chunk.ordinal - settings.with_neighbours)
+            last = chunk.ordinal + settings.with_neighbours
+            for near in documents[chunk.source][first : last + 1]:
+                found.setdefault(near.chunk_id, self._unaltered(near))
+        return list(found.values())
 
     def _index(self) -> Retriever[ChunkInfo]:
-        from engine.retrieval import Retriever
+        from engine.retrieval import BM25Retriever
 
         revision = self.store.catalog.revision
         if self._retriever is None or self._revision != revision:
@@ -64,7 +92,7 @@ class Chooser:
                     f"the store at {self.store.path} has no chunks",
                     "fill it: cacheblend ingest PATH",
                 )
-            self._retriever, self._revision = Retriever(chunks), revision
+            self._retriever, self._revision = BM25Retriever(chunks), revision
         return self._retriever
 
     def _unaltered(self, chunk: ChunkInfo) -> ChunkInfo:
@@ -80,9 +108,9 @@ def in_order(chunks: Sequence[ChunkInfo], settings: Settings, question: str) -> 
     """The chunks in the order the settings ask for. By score, those without a word in common with
     the question come last, as they were."""
     if settings.order == "score":
-        from engine.retrieval import Retriever
+        from engine.retrieval import BM25Retriever
 
-        scored = Retriever(chunks).search(question, len(chunks)) if chunks else []
+        scored = BM25Retriever(chunks).search(question, len(chunks)) if chunks else []
         ranks = {hit.chunk.chunk_id: hit.rank for hit in scored}
         return sorted(chunks, key=lambda chunk: ranks.get(chunk.chunk_id, len(chunks) + 1))
     if settings.order == "source":

@@ -145,6 +145,20 @@ class Settings:
         short="-k",
         group=RETRIEVAL,
     )
+    min_score: float | None = setting(
+        None,
+        values.number(-(10**6), 10**6),
+        "Least score of a chunk that is retrieved, as `search` shows it",
+        group=RETRIEVAL,
+        example="0.3",
+    )
+    with_neighbours: int = setting(
+        0,
+        values.whole(0, 1000),
+        "Chunks to take before and after each retrieved one in its document",
+        metavar="N",
+        group=RETRIEVAL,
+    )
     order: str = setting(
         "given",
         values.choice("given", "score", "source", "shuffle"),

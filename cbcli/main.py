@@ -25,6 +25,7 @@ from cbcli.command import Group, app_options, examples
 COMMANDS = {
     "ingest": ("cbcli.commands.ingest", "Read documents, cut them into chunks, store their KV."),
     "ask": ("cbcli.commands.ask", "Answer a question over the stored chunks."),
+    "search": ("cbcli.commands.search", "Find the stored chunks that fit a question."),
     "run": ("cbcli.commands.run", "Answer many prompts, one a line, with one model load."),
     "serve": ("cbcli.commands.serve", "Serve a model with vLLM, over the stored chunks."),
     "inspect": ("cbcli.commands.inspect", "Look at a run: tokens, layers, time; compare runs."),

@@ -12,7 +12,7 @@ from cbcli.output import Output
 from cbcli.session import open_blueprint, open_store
 from cbcli.settings import load_settings
 from engine import AskResult, BlendOptions, Engine, PromptChunk, SamplingOptions
-from engine.retrieval import Retriever
+from engine.retrieval import BM25Retriever
 
 QUESTION = "In which year was the company founded?"
 WAYS = {
@@ -27,7 +27,7 @@ def main(question: str) -> None:
     out = Output()
     settings = load_settings()
     with open_store(settings) as store:
-        hits = Retriever(store.catalog.chunks()).search(question, settings.top_k)
+        hits = BM25Retriever(store.catalog.chunks()).search(question, settings.top_k)
         if not hits:
             sys.exit("no stored chunk fits the question: cacheblend ingest examples/docs")
         engine = Engine.load(open_blueprint(settings, out), store=store)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cache_store.keys import chunk_id
-from engine.retrieval import Retriever
+from engine.retrieval import BM25Retriever
 from tests.cbcli.world import add_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -42,11 +42,13 @@ def pieces(source: str, text: str, words: int = 250) -> list[Piece]:
 
 
 @pytest.fixture(scope="module")
-def retriever() -> Retriever[Piece]:
-    return Retriever([piece for name, text in DOCUMENTS.items() for piece in pieces(name, text)])
+def retriever() -> BM25Retriever[Piece]:
+    return BM25Retriever(
+        [piece for name, text in DOCUMENTS.items() for piece in pieces(name, text)]
+    )
 
 
-def top_six(retriever: Retriever[Piece], question: dict[str, Any]) -> list[Piece]:
+def top_six(retriever: BM25Retriever[Piece], question: dict[str, Any]) -> list[Piece]:
     return [hit.chunk for hit in retriever.search(question["question"], 6)]
 
 
@@ -72,7 +74,7 @@ def test_a_question_names_the_documents_that_hold_its_answer(question: dict[str,
     assert question["answer"] not in question["question"]
 
 
-def test_the_answer_is_among_the_six_best_chunks(retriever: Retriever[Piece]) -> None:
+def test_the_answer_is_among_the_six_best_chunks(retriever: BM25Retriever[Piece]) -> None:
     missed = [
         question["question"]
         for question in QUESTIONS
@@ -84,7 +86,7 @@ def test_the_answer_is_among_the_six_best_chunks(retriever: Retriever[Piece]) ->
     assert len(missed) <= 0.1 * len(QUESTIONS), missed
 
 
-def test_most_cross_questions_get_a_chunk_of_each_document(retriever: Retriever[Piece]) -> None:
+def test_most_cross_questions_get_a_chunk_of_each_document(retriever: BM25Retriever[Piece]) -> None:
     lacking = [
         question["question"]
         for question in CROSS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
 from cbcli.output import Output
 from cbcli.present import remember
+from cbcli.question import read_chunk_names, read_question
 from cbcli.session import (
     audit_of,
     blend_options,
@@ -52,6 +52,7 @@ app = typer.Typer(**app_options())
     epilog=examples(
         "cacheblend ask 'When is the next planning meeting?'",
         "cacheblend ask --chunk 3f9a1c --chunk 77b0e2 --ratio 0.05 --compare 'Who signs off?'",
+        "cacheblend search -q 'planning' | cacheblend ask --chunk - 'Who plans?'",
         "echo 'What is due in May?' | cacheblend ask --json - | jq .answer",
     )
 )
@@ -72,7 +73,9 @@ def ask(
     ] = "-",
     chunk: Annotated[
         list[str] | None,
-        typer.Option("--chunk", "-c", help="A chunk's id or its beginning; repeat, in order."),
+        typer.Option(
+            "--chunk", "-c", help="A chunk's id or its beginning; repeat, in order. - reads them."
+        ),
     ] = None,
     indices: Annotated[
         str | None,
@@ -100,12 +103,13 @@ def ask(
         raise UsageError("--indices and --policy exclude each other", "give one of them")
     check_engine(settings, "live")
     tracing = Tracing(settings, trace)
-    text = _question(question)
+    text = read_question(question)
+    names = read_chunk_names(chunk, question)
     with open_existing_store(settings) as opened, _scene(out, settings) as scene:
         tell = scene.phase if scene is not None else lambda name: None
         began = time.perf_counter()
         tell("retrieve")
-        chunks = Chooser(opened).choose(settings, text, chunk or [])
+        chunks = Chooser(opened).choose(settings, text, names)
         warn_of_faults(opened, out)
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()
@@ -178,19 +182,6 @@ def parse_indices(text: str) -> list[int]:
             )
         positions += range(int(first), end + 1)
     return positions
-
-
-def _question(question: str) -> str:
-    """The argument, or standard input where it is `-`."""
-    if question != "-":
-        text = question
-    elif sys.stdin is None or sys.stdin.isatty():
-        raise UsageError("no question was given", "give it as an argument, or on standard input")
-    else:
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    if not text.strip():
-        raise UsageError("the question is empty", "give it as an argument, or on standard input")
-    return text.strip()
 
 
 def _tokens(blueprint: Blueprint, chunks: Sequence[ChunkInfo], question: str) -> PromptTokens:

@@ -18,7 +18,18 @@ from engine.prompt_text import PromptText
 
 # Settings that a line can have a value of its own for, under their own names.
 OVERRIDES = (
-    *("top_k", "order", "mode", "ratio", "policy", "threshold", "transfer", "check_layers"),
+    *(
+        "top_k",
+        "min_score",
+        "with_neighbours",
+        "order",
+        "mode",
+        "ratio",
+        "policy",
+        "threshold",
+        "transfer",
+        "check_layers",
+    ),
     *("min_tokens", "save", "target_kl", "task"),
     *("strict_context", "system", "max_tokens", "temperature", "top_p", "sample_top_k", "seed"),
     "stop",

@@ -302,7 +302,7 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
     settings = load(home)
     unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "trace_layers"}
-    unset |= {"remote"}
+    unset |= {"remote", "min_score"}
     for name in DECLARED:
         same = getattr(settings, name) == getattr(load_settings(env={}, cwd=Path("/")), name)
         assert same or name in {*unset, "store", "models_dir"}, name

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.errors import UsageError
-from engine.retrieval import Hit, Retriever, question_terms, terms
+from engine.retrieval import BM25Retriever, Hit
+from engine.retrieval.terms import question_terms, terms
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def found(hits: list[Hit[Note]]) -> list[str]:
 
 
 def test_the_chunk_with_the_rarer_word_comes_first() -> None:
-    retriever = Retriever(
+    retriever = BM25Retriever(
         notes(
             "The harbour is open every day of the week.",
             "The harbour lamp is lit by hand.",
@@ -43,36 +44,36 @@ def test_the_chunk_with_the_rarer_word_comes_first() -> None:
 
 
 def test_chunks_without_a_common_word_are_left_out() -> None:
-    retriever = Retriever(notes("Boats and ropes.", "Cakes and tea."))
+    retriever = BM25Retriever(notes("Boats and ropes.", "Cakes and tea."))
     assert found(retriever.search("Where are the ropes?", 6)) == ["Boats and ropes."]
     assert retriever.search("zeppelin", 6) == []
 
 
 def test_a_word_that_every_chunk_has_still_counts() -> None:
-    assert len(Retriever(notes("tide", "tide", "tide")).search("tide", 6)) == 3
+    assert len(BM25Retriever(notes("tide", "tide", "tide")).search("tide", 6)) == 3
 
 
 @pytest.mark.parametrize("question", ["", "   \n\t", "?!… — ***", "\x00", "___"])
 def test_a_question_without_words_finds_nothing(question: str) -> None:
-    assert Retriever(notes("Boats and ropes.")).search(question, 6) == []
+    assert BM25Retriever(notes("Boats and ropes.")).search(question, 6) == []
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \n", "— … —"]])
 def test_nothing_to_search_is_no_error(texts: list[str]) -> None:
-    assert Retriever(notes(*texts)).search("ropes", 6) == []
+    assert BM25Retriever(notes(*texts)).search("ropes", 6) == []
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_top_k_below_one_is_refused_even_with_nothing_to_search(top_k: int) -> None:
-    for retriever in (Retriever(notes()), Retriever(notes("ropes"))):
+    for retriever in (BM25Retriever(notes()), BM25Retriever(notes("ropes"))):
         with pytest.raises(UsageError, match=f"top-k is {top_k}"):
             retriever.search("ropes", top_k)
 
 
 def test_equal_scores_keep_the_order_given() -> None:
     texts = [f"{name} rope" for name in ("ash", "beech", "cedar", "elm", "fir", "gorse", "hazel")]
-    assert found(Retriever(notes(*texts)).search("rope", 4)) == texts[:4]
-    assert found(Retriever(notes(*reversed(texts))).search("rope", 4)) == texts[:2:-1]
+    assert found(BM25Retriever(notes(*texts)).search("rope", 4)) == texts[:4]
+    assert found(BM25Retriever(notes(*reversed(texts))).search("rope", 4)) == texts[:2:-1]
 
 
 def test_a_text_in_two_documents_is_found_once_as_the_first() -> None:
@@ -85,20 +86,20 @@ def test_a_text_in_two_documents_is_found_once_as_the_first() -> None:
         Placed("bb", "tar", "one.md"),
         Placed("aa", "rope", "b"),
     ]
-    hits = Retriever(same).search("rope", 6)
+    hits = BM25Retriever(same).search("rope", 6)
     assert [(hit.chunk.source, hit.rank) for hit in hits] == [("one.md", 1)]
 
 
 def test_an_empty_chunk_changes_no_score() -> None:
     texts = ["rope and tar", "a rope that is longer than the other one was", "tar"]
-    without = Retriever(notes(*texts)).search("rope tar", 6)
-    between = Retriever(notes("", *texts, " \n ")).search("rope tar", 6)
+    without = BM25Retriever(notes(*texts)).search("rope tar", 6)
+    between = BM25Retriever(notes("", *texts, " \n ")).search("rope tar", 6)
     assert found(without) == found(between)
     assert [hit.score for hit in without] == [hit.score for hit in between]
 
 
 def test_asking_with_a_word_twice_changes_nothing() -> None:
-    retriever = Retriever(notes("rope", "tar tar rope", "tar"))
+    retriever = BM25Retriever(notes("rope", "tar tar rope", "tar"))
     assert retriever.search("rope, rope, ROPES and tar", 6) == retriever.search("rope tar", 6)
 
 
@@ -123,12 +124,12 @@ def test_asking_with_a_word_twice_changes_nothing() -> None:
     ],
 )
 def test_what_is_written_differently_is_found(question: str, text: str) -> None:
-    hits = Retriever(notes("zzz 0000", text)).search(question, 1)
+    hits = BM25Retriever(notes("zzz 0000", text)).search(question, 1)
     assert found(hits) == [text]
 
 
 def test_unspaced_text_is_ranked_by_neighbouring_characters() -> None:
-    retriever = Retriever(notes("京東は会社です", "東京は都市です", "北の京、南の東"))
+    retriever = BM25Retriever(notes("京東は会社です", "東京は都市です", "北の京、南の東"))
     assert found(retriever.search("東京", 3))[0] == "東京は都市です"
 
 
@@ -155,7 +156,7 @@ def test_a_question_drops_words_that_say_nothing_unless_it_has_no_others() -> No
 
 def test_a_very_long_word_takes_no_time() -> None:
     text = "a" * 100_000 + "_" * 50_000 + "'s" * 50_000 + "潮" * 50_000
-    retriever = Retriever(notes(text, "rope"))
+    retriever = BM25Retriever(notes(text, "rope"))
     assert found(retriever.search("rope", 6)) == ["rope"]
 
 
@@ -164,8 +165,8 @@ def test_any_text_is_searched_without_error_and_the_same_way_twice(
     texts: list[str], question: str, top_k: int
 ) -> None:
     chunks = notes(*texts)
-    hits = Retriever(chunks).search(question, top_k)
-    assert hits == Retriever(chunks).search(question, top_k)
+    hits = BM25Retriever(chunks).search(question, top_k)
+    assert hits == BM25Retriever(chunks).search(question, top_k)
     assert len(hits) <= top_k
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     asked = set(question_terms(question))
@@ -176,7 +177,7 @@ def test_any_text_is_searched_without_error_and_the_same_way_twice(
 
 @given(st.text())
 def test_a_chunk_is_found_by_its_own_text(text: str) -> None:
-    hits = Retriever(notes(text)).search(text, 1)
+    hits = BM25Retriever(notes(text)).search(text, 1)
     assert bool(hits) == bool(terms(text))
 
 
@@ -184,7 +185,7 @@ def test_searching_prints_and_logs_nothing(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        Retriever(notes("rope", "tar")).search("rope", 6)
+        BM25Retriever(notes("rope", "tar")).search("rope", 6)
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
@@ -200,11 +201,11 @@ def test_bm25s_is_imported_for_the_first_index_only_and_without_numba_or_jax(
     script = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})  # before those that are installed
-from engine.retrieval import Retriever
+from engine.retrieval import BM25Retriever
 print("bm25s" in sys.modules)
 class Chunk:
     chunk_id, text = "a", "rope"
-print(len(Retriever([Chunk()]).search("rope", 6)), "bm25s" in sys.modules)
+print(len(BM25Retriever([Chunk()]).search("rope", 6)), "bm25s" in sys.modules)
 import jax.lax, numba
 """
     printed = subprocess.run(
