@@ -10,6 +10,7 @@ from typing import Any
 from cache_store.errors import CacheblendError
 from cache_store.store import ChunkStore
 from cbcli.output import Output
+from cbcli.records import model_record
 from cbcli.units import count_text, duration_text
 from engine.audit import LAST, AuditGroup, AuditLog, audit_groups
 
@@ -48,7 +49,7 @@ class AuditReport:
         for group in self.groups:
             fields = asdict(group)
             fingerprint = fields.pop("model")
-            model = {"name": self.names[fingerprint], "fingerprint": fingerprint}
+            model = model_record(self.names[fingerprint], fingerprint)
             groups.append({"model": model, **fields})
         return {
             "audited": self.audited,

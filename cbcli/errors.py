@@ -70,7 +70,8 @@ class Wanted:
             if option[:1] == "-" and set(option[1:]) in ({"v"}, {"v", "q"})
         )
         return cls(
-            "--json" in options, verbose >= 2 or env.get("CACHEBLEND_DEBUG", "") not in ("", "0")
+            "--json" in options or "--jsonl" in options,
+            verbose >= 2 or env.get("CACHEBLEND_DEBUG", "") not in ("", "0"),
         )
 
 

@@ -25,11 +25,12 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cache_store.errors import CacheblendError
 from cbcli.errors import Failure
+from cbcli.listing import ListForm, Listing, Record, print_list
 from cbcli.progress import Progress
 from cbcli.text import VisibleStream, one_line, shorten, visible, width
 
@@ -42,8 +43,8 @@ _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "33"}
 class Output:
     """Where and how a command prints.
 
-    `json`, `quiet` and `verbose` are the command's options. The streams default to the process's
-    own at the moment of the call. `env` is read for NO_COLOR and TERM.
+    `json`, `quiet` and `verbose` are the command's options; `form`: how it is to list. The streams
+    default to the process's own at the moment of the call. `env` is read for NO_COLOR and TERM.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Output:
         json: bool = False,
         quiet: bool = False,
         verbose: int = 0,
+        form: ListForm = ListForm(),  # noqa: B008
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        self.json = json
+        self.json = json or form.jsonl
+        self.form = form
         self.quiet = quiet
         self.verbose = verbose
         self._stdout = stdout or sys.stdout
@@ -118,6 +121,17 @@ class Output:
         if left_out:
             self._print("", flush=True)
             self.note(f"all of them: {', '.join(left_out)}")
+
+    def list(
+        self,
+        listing: Listing,
+        records: Iterable[Record],
+        *,
+        rows: Callable[[Record], Iterable[Record]] | None = None,
+        around: Callable[[list[Any]], Record] | None = None,
+    ) -> int:
+        """A list of records as it is wanted; see `cbcli.listing.print_list`."""
+        return print_list(self, listing, records, rows=rows, around=around)
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """`label  value` lines, the values aligned; a value with several lines stays in place."""

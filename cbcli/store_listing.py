@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cache_store.catalog import ChunkInfo, DocumentInfo
+from cache_store.catalog import ChunkInfo
 from cache_store.store import ChunkStore, EntryInfo
 from cache_store.usable import OTHER_PREFIX, YES, Present
+from cbcli.fields import (
+    BYTES,
+    CHUNK_ID,
+    POSITION,
+    SHOWN_DIGITS,
+    SOURCE,
+    TEXT,
+    TOKENS,
+    moment_text,
+    size_or_none,
+)
+from cbcli.listing import Field, Listing, Record
 from cbcli.listing_choice import ListingChoice
+from cbcli.records import chunk_record, document_record, entry_record
 from cbcli.session import shown_source
-from cbcli.text import one_line, shorten
 from cbcli.units import count_text, size_text
 from engine.context import kind_behind
-
-SHOWN_DIGITS = 12
-BEGINNING = 48  # columns of a chunk's text in the list
 
 
 class StoreListing:
@@ -71,45 +76,18 @@ class StoreListing:
         sources = {chunk.source for chunk in self.chunks}
         self.documents = [d for d in self.documents if d.source in sources]
 
-    def chunk_rows(self) -> Iterator[list[str]]:
-        """One row a chunk, model and KV dtype; one for a chunk that isn't cached."""
-        for chunk in self.chunks:
-            start = [
-                chunk.chunk_id[:SHOWN_DIGITS],
-                shown_source(chunk.source),
-                count_text(chunk.tokens),
-            ]
-            text = shorten(one_line(chunk.text.strip()), BEGINNING)
-            kinds: dict[tuple[str, str, str], list[EntryInfo]] = {}
-            for entry in self.by_chunk.get(chunk.chunk_id, []):
-                kind = (self.names[entry.spec.model], entry.spec.model, entry.spec.dtype)
-                kinds.setdefault(kind, []).append(entry)
-            for (model, _, dtype), mine in sorted(kinds.items()):
-                behind = ", ".join(sorted({kind_behind(e.context_tokens) for e in mine}))
-                size = size_text(sum(e.nbytes for e in mine))
-                yield [*start, size, model, dtype, "yes", behind, self._use_of(mine), text]
-            if not kinds:
-                yield [*start, "", "", "", "no", "", "", text]
+    def chunk_records(self) -> Iterator[dict[str, Any]]:
+        return (self.chunk(chunk) for chunk in self.chunks)
 
-    def _use_of(self, entries: list[EntryInfo]) -> str:
-        """What the present settings can do with entries of one kind; "?" where it isn't known."""
-        if self.present is None:
-            return "?"
-        uses = {self.present.use_of(entry) for entry in entries}
-        return next((use for use in (YES, OTHER_PREFIX) if use in uses), min(uses))
-
-    def document_rows(self) -> Iterator[list[str]]:
+    def document_records(self) -> Iterator[dict[str, Any]]:
+        collections: dict[str, list[str]] = {}
+        for name, sources in self.store.catalog.collections().items():
+            for source in sources:
+                collections.setdefault(source, []).append(name)
         for document in self.documents:
             cached, nbytes = self._kv_of(document.source)
-            yield [
-                shown_source(document.source),
-                count_text(document.chunks),
-                count_text(cached),
-                count_text(document.tokens),
-                size_text(nbytes),
-                "yes" if document.pinned else "",
-                _moment(document.ingested_at),
-            ]
+            record = document_record(document, collections.get(document.source, ()))
+            yield {**record, "cached": cached, "bytes": nbytes}
 
     def _kv_of(self, source: str) -> tuple[int, int]:
         """How many of a document's chunks have KV, and the bytes of it."""
@@ -122,8 +100,8 @@ class StoreListing:
         return [
             f"yes, for {self.names[e.spec.model]} ({e.spec.dtype}), {size_text(e.nbytes)}, behind "
             f"{_behind(e.context_tokens)}{self._said_use(e)}\nused "
-            f"{plural(e.hits, 'time', 'times')}, last {_moment(e.used_at)}; stored "
-            f"{_moment(e.stored_at)}\nkey {e.key}"
+            f"{plural(e.hits, 'time', 'times')}, last {moment_text(e.used_at)}; stored "
+            f"{moment_text(e.stored_at)}\nkey {e.key}"
             for e in self.by_chunk.get(chunk_id, [])
         ]
 
@@ -147,75 +125,98 @@ class StoreListing:
             return text
         return f"{text}; {plural(others, 'entry', 'entries')} of no chunk here"
 
-    def described(self, *, documents: bool) -> dict[str, Any]:
-        """All of it for --json, or the documents alone; sizes in bytes, times in seconds since the
-        epoch."""
-        listed = []
-        for document in self.documents:
-            cached, nbytes = self._kv_of(document.source)
-            listed.append({**described_document(document), "cached": cached, "bytes": nbytes})
-        if documents:
-            return {"store": str(self.store.path), "documents": listed}
+    def around_chunks(self, chunks: Sequence[Any]) -> dict[str, Any]:
+        """The JSON document with the list of chunks in it."""
         known = {chunk.chunk_id for chunk in self.chunks}
+        others = [] if self.partial else [e for e in self.entries if e.chunk_id not in known]
         return {
-            "store": str(self.store.path),
-            "documents": listed,
-            "chunks": [self.chunk(chunk) for chunk in self.chunks],
-            "other_entries": []
-            if self.partial
-            else [self._entry(e) for e in self.entries if e.chunk_id not in known],
+            **self.around_documents(list(self.document_records())),
+            "chunks": chunks,
+            "other_entries": [self._entry(entry) for entry in others],
         }
 
+    def around_documents(self, documents: Sequence[Any]) -> dict[str, Any]:
+        """The JSON document with the list of documents in it."""
+        return {"store": str(self.store.path), "documents": documents}
+
     def chunk(self, chunk: ChunkInfo) -> dict[str, Any]:
+        """A chunk for --json, with what is stored of it."""
         entries = self.by_chunk.get(chunk.chunk_id, [])
         return {
-            "chunk_id": chunk.chunk_id,
-            **described_place(chunk),
-            "tokens": chunk.tokens,
+            **chunk_record(chunk),
             "cached": bool(entries),
             "bytes": sum(entry.nbytes for entry in entries),
             "entries": [self._entry(entry) for entry in entries],
         }
 
     def _entry(self, entry: EntryInfo) -> dict[str, Any]:
-        spec = entry.spec
-        return {
-            "key": entry.key,
-            "model": {"name": self.given_names[spec.model], "fingerprint": spec.model},
-            "dtype": spec.dtype,
-            "tokens": entry.tokens,
-            "context": kind_behind(entry.context_tokens),
-            "context_tokens": entry.context_tokens,
-            "regime": entry.regime,
-            "bytes": entry.nbytes,
-            "saved": entry.saved,
-            "hits": entry.hits,
-            "stored_at": entry.stored_at,
-            "used_at": entry.used_at,
-            "usable": None if self.present is None else self.present.use_of(entry),
+        use = None if self.present is None else self.present.use_of(entry)
+        return entry_record(entry, self.given_names[entry.spec.model], use)
+
+
+def chunk_rows(record: Record) -> Iterator[dict[str, Any]]:
+    """The lines of a chunk in the table: one a model and KV dtype; one if nothing is stored."""
+    kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in record["entries"]:
+        name, fingerprint = entry["model"]["name"], entry["model"]["fingerprint"]
+        kind = (name or fingerprint[:SHOWN_DIGITS], fingerprint, entry["dtype"])
+        kinds.setdefault(kind, []).append(entry)
+    for (model, _, dtype), mine in sorted(kinds.items()):
+        yield {
+            **record,
+            "bytes": sum(entry["bytes"] for entry in mine),
+            "model": model,
+            "dtype": dtype,
+            "behind": sorted({entry["context"] for entry in mine}),
+            "usable": _best_use([entry["usable"] for entry in mine]),
         }
+    if not kinds:
+        yield {**record, "bytes": None, "model": None, "dtype": None, "behind": [], "usable": ""}
 
 
-def described_document(info: DocumentInfo) -> dict[str, Any]:
-    """A document for --json; how it was cut as an object."""
-    described = asdict(info)
-    with contextlib.suppress(ValueError):
-        described["settings"] = json.loads(info.settings)
-    return described
+def _best_use(uses: Sequence[str | None]) -> str | None:
+    """What the present settings can do with entries of one kind; None where it isn't known."""
+    known = {use for use in uses if use is not None}
+    return next((use for use in (YES, OTHER_PREFIX) if use in known), min(known, default=None))
 
 
-def described_place(chunk: ChunkInfo) -> dict[str, Any]:
-    """Where a chunk is, for --json; start and end in characters."""
-    return {
-        "source": chunk.source,
-        "ordinal": chunk.ordinal,
-        "start": chunk.start,
-        "end": chunk.end,
-    }
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+CHUNKS = Listing(
+    "chunks",
+    "chunk_id",
+    (
+        CHUNK_ID,
+        SOURCE,
+        *POSITION,
+        TOKENS,
+        BYTES,
+        Field("model", once=True, raw=False),
+        Field("dtype", once=True, raw=False),
+        Field("cached", once=True),
+        Field("behind", once=True, raw=False),
+        Field("usable", show=lambda use: "?" if use is None else use, once=True, raw=False),
+        Field("entries", show=lambda entries: count_text(len(entries)), right=True, column=False),
+        TEXT,
+    ),
+)
+DOCUMENTS = Listing(
+    "documents",
+    "source",
+    (
+        Field("source", "document", shown_source),
+        Field("kind", column=False),
+        Field("collections", column=False),
+        Field("chunks", show=count_text, right=True),
+        Field("cached", show=count_text, right=True),
+        TOKENS,
+        BYTES,
+        Field("pinned", show=lambda pinned: "yes" if pinned else ""),
+        Field("ingested_at", "ingested", moment_text),
+        Field("size", "file size", size_or_none, right=True, column=False),
+        Field("mtime_ns", right=True, column=False),
+        Field("digest", column=False),
+        Field("settings", column=False),
+    ),
+)
 
 
 def _behind(tokens: int) -> str:

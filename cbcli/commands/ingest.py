@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +14,12 @@ from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import Interrupted
+from cbcli.fields import CUT_CHUNKS
 from cbcli.ingest_report import behind, context_record, tell
+from cbcli.listing import Fields, Jsonl, ListForm
 from cbcli.output import Output
 from cbcli.present import remember
+from cbcli.records import cut_record
 from cbcli.session import (
     check_engine,
     load_engine,
@@ -71,6 +74,8 @@ def ingest(
     ] = "stdin",
     options: flags.Options = flags.NONE,
     json: Json = False,
+    jsonl: Jsonl = False,
+    fields: Fields = None,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -80,7 +85,9 @@ def ingest(
     checked, and left as it is unless it is damaged; a document that changed replaces what it was.
     It can be interrupted: the next run goes on from there.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    if not dry_run and (jsonl or fields):
+        raise UsageError("--jsonl and --fields are for a list of chunks", "add --dry-run")
+    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
     if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
     settings = load_settings(options)
@@ -231,54 +238,40 @@ def _show_chunks(
     from engine.documents import Document, Unreadable, read_documents
 
     context_tokens = len(blueprint.chunk_context)
-    rows: list[dict[str, Any]] = []
-    failed = False
-    for item in read_documents(found):
-        if isinstance(item, Unreadable):
-            out.warn(f"{shown_source(item.source)}: {item.reason}", "would be left out")
-            failed = True
-        if not isinstance(item, Document):
-            continue
-        cut = split_document(
-            item.text, blueprint.tokenizer, settings.chunk_tokens, settings.overlap
-        )
-        rows += [
-            {
-                "chunk_id": chunk.chunk_id,
-                "source": item.source,
-                "start": chunk.start,
-                "end": chunk.end,
-                "tokens": len(chunk.token_ids),
-                "bytes": predicted_file_bytes(
-                    blueprint.shape, len(chunk.token_ids), context_tokens
-                ),
-                "text": chunk.text,
-            }
-            for chunk in cut
-        ]
-    distinct = {row["chunk_id"]: row for row in rows}.values()
-    tokens, nbytes = sum(r["tokens"] for r in distinct), sum(r["bytes"] for r in distinct)
-    if out.json:
-        facts = {"tokens": tokens, "bytes": nbytes, "context": context_record(blueprint)}
-        out.data({"chunks": rows, **facts})
-    else:
-        out.table(
-            ["chunk", "source", "tokens", "size", "text"],
-            [
-                (
-                    row["chunk_id"][:12],
-                    shown_source(row["source"]),
-                    row["tokens"],
-                    size_text(row["bytes"]),
-                    " ".join(row["text"].split())[:60],
-                )
-                for row in rows
-            ],
-            right=["tokens", "size"],
-        )
-        out.line(
-            f"{count_text(len(rows), 'chunks')}, {count_text(tokens, 'tokens')}, "
-            f"about {size_text(nbytes)} of KV{behind(blueprint)}; nothing was stored"
-        )
+    failed, count = False, 0
+    sizes: dict[str, tuple[int, int]] = {}  # of distinct chunks, tokens and bytes
+
+    def records() -> Iterator[dict[str, Any]]:
+        nonlocal failed, count
+        for item in read_documents(found):
+            if isinstance(item, Unreadable):
+                out.warn(f"{shown_source(item.source)}: {item.reason}", "would be left out")
+                failed = True
+            if not isinstance(item, Document):
+                continue
+            cut = split_document(
+                item.text, blueprint.tokenizer, settings.chunk_tokens, settings.overlap
+            )
+            for ordinal, chunk in enumerate(cut):
+                tokens = len(chunk.token_ids)
+                nbytes = predicted_file_bytes(blueprint.shape, tokens, context_tokens)
+                sizes[chunk.chunk_id] = tokens, nbytes
+                count += 1
+                yield {**cut_record(chunk, item.source, ordinal), "bytes": nbytes}
+
+    def totals() -> tuple[int, int]:
+        return sum(t for t, _ in sizes.values()), sum(b for _, b in sizes.values())
+
+    def around(chunks: Sequence[Any]) -> dict[str, Any]:
+        tokens, nbytes = totals()
+        context = context_record(blueprint)
+        return {"chunks": chunks, "tokens": tokens, "bytes": nbytes, "context": context}
+
+    out.list(CUT_CHUNKS, records(), around=around)
+    tokens, nbytes = totals()
+    out.note(
+        f"{count_text(count, 'chunks')}, {count_text(tokens, 'tokens')}, "
+        f"about {size_text(nbytes)} of KV{behind(blueprint)}; nothing was stored"
+    )
     if failed:
         raise typer.Exit(1)

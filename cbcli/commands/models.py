@@ -11,6 +11,8 @@ import typer
 from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.fields import BYTES, count_or_none
+from cbcli.listing import Field, Fields, Jsonl, ListForm, Listing, QuietIds
 from cbcli.output import Output
 from cbcli.settings import load_settings
 from cbcli.units import count_text, size_text
@@ -21,6 +23,34 @@ app = typer.Typer(
     **app_options(),
     help="Get, list, check and remove models.",
     epilog=examples(f"cacheblend models pull {library.DEFAULT}", "cacheblend models ls"),
+)
+
+MODELS = Listing(
+    "models",
+    "name",
+    (
+        Field("name"),
+        Field("path", column=False),
+        Field("architecture", show=lambda name: name or "?"),
+        Field("parameters", show=count_or_none, right=True, column=False),
+        Field("layers", right=True),
+        Field("heads", right=True, column=False),
+        Field("kv_heads", right=True, column=False),
+        Field("head_dim", right=True, column=False),
+        Field("hidden", right=True, column=False),
+        Field("vocab", show=count_or_none, right=True, column=False),
+        Field("context", show=count_or_none, right=True),
+        Field("rope", column=False),
+        Field("dtype"),
+        BYTES,
+        Field("licence"),
+        Field("terms", column=False),
+        Field("origin", column=False),
+        Field("revision", column=False),
+        Field("pulled_at", column=False),
+        Field("converted", column=False),
+        Field("problem", column=False),
+    ),
 )
 
 Name = Annotated[str, typer.Argument(help="A model's name, as `models ls` shows it.")]
@@ -73,30 +103,33 @@ def pull(
         out.line(f"{info.name}  {path}")
 
 
-@app.command("ls", epilog=examples("cacheblend models ls", "cacheblend models ls --json"))
+@app.command(
+    "ls", epilog=examples("cacheblend models ls", "cacheblend models ls --fields name,path")
+)
 @flags.with_settings("models_dir")
 def list_models(
     options: flags.Options = flags.NONE,
     json: Json = False,
-    quiet: Quiet = False,
+    jsonl: Jsonl = False,
+    fields: Fields = None,
+    quiet: QuietIds = False,
     verbose: Verbose = 0,
 ) -> None:
     """List the models that are here."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
     settings = load_settings(options)
     found = library.ls(settings.models_dir)
-    if json:
-        out.data({"models_dir": str(settings.models_dir), "models": [_described(i) for i in found]})
+    folder = str(settings.models_dir)
+    if found or out.json:
+        records = [_described(info) for info in found]
+        out.list(MODELS, records, around=lambda models: {"models_dir": folder, "models": models})
+    if out.json:
         return
-    rows = [_row(info) for info in found]
-    if rows:
-        headers = ["name", "architecture", "layers", "context", "dtype", "size", "licence"]
-        out.table(headers, rows, right=["layers", "context", "size"])
     for info in found:
         if info.problem:
             out.warn(f"{info.name}: {info.problem}", f"see `cacheblend models check {info.name}`")
     missing = [name for name in library.CATALOGUE if name not in {info.name for info in found}]
-    if not rows:
+    if not found:
         out.note(f"no models in {settings.models_dir}")
     for name in missing:
         out.note(f"{library.CATALOGUE[name].about}: `cacheblend models pull {name}` gets it")
@@ -209,20 +242,11 @@ def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _row(info: library.ModelInfo) -> list[str]:
-    config, manifest = info.config, info.manifest
-    facts = (
-        [config.architecture, str(config.layers), count_text(config.context), config.dtype]
-        if config
-        else ["?", "", "", ""]
-    )
-    return [info.name, *facts, size_text(info.nbytes), manifest.licence if manifest else ""]
-
-
 def _described(info: library.ModelInfo) -> dict[str, Any]:
     """What `--json` says about a model; sizes in bytes, lengths in tokens."""
     config, manifest = info.config, info.manifest
-    described: dict[str, Any] = {"name": info.name, "path": str(info.path)}
+    described: dict[str, Any] = {item.key: None for item in MODELS.fields}
+    described |= {"name": info.name, "path": str(info.path), "bytes": info.nbytes}
     if config:
         described |= {
             "architecture": config.architecture,
@@ -237,7 +261,6 @@ def _described(info: library.ModelInfo) -> dict[str, Any]:
             "rope": config.rope.type,
             "dtype": config.dtype,
         }
-    described["bytes"] = info.nbytes
     if manifest:
         described |= {
             "licence": manifest.licence,

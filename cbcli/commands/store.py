@@ -27,6 +27,7 @@ from cbcli.commands import (
     store_stats,
     store_warm,
 )
+from cbcli.fields import SHOWN_DIGITS
 from cbcli.output import Output
 from cbcli.store_access import (
     confirm,
@@ -36,7 +37,7 @@ from cbcli.store_access import (
     store_settings,
     writing,
 )
-from cbcli.store_listing import SHOWN_DIGITS, plural
+from cbcli.store_listing import plural
 from cbcli.units import count_text, size_text
 
 app = typer.Typer(cls=Group, **app_options(), help="Look at and tidy the store of chunks.")

@@ -8,17 +8,19 @@ import typer
 
 from cache_store.store import ChunkStore
 from cbcli import flags
-from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.command import Json, Verbose, examples
+from cbcli.listing import Fields, Jsonl, ListForm, QuietIds
 from cbcli.listing_choice import SORTS, ListingChoice
 from cbcli.output import Output
 from cbcli.present import recall
 from cbcli.settings import load_settings
-from cbcli.store_listing import StoreListing
+from cbcli.store_listing import CHUNKS, DOCUMENTS, StoreListing, chunk_rows
 
 EXAMPLES = examples(
     "cacheblend store ls",
     "cacheblend store ls --documents --sort size --limit 10",
     "cacheblend store ls --filter 'notes/*.md' --missing",
+    "cacheblend store ls --jsonl --fields chunk_id,source,tokens",
 )
 
 
@@ -47,7 +49,9 @@ def list_store(
     ] = None,
     options: flags.Options = flags.NONE,
     json: Json = False,
-    quiet: Quiet = False,
+    jsonl: Jsonl = False,
+    fields: Fields = None,
+    quiet: QuietIds = False,
     verbose: Verbose = 0,
 ) -> None:
     """List the chunks of every document, whether their KV is stored, and whether the present
@@ -56,25 +60,17 @@ def list_store(
     A chunk whose KV isn't stored can still be asked about: it is computed on the way. KV behind
     another prefix is used, but never counts as exact; KV of another model, tokenizer or dtype
     isn't used (`store prune --stale` removes it)."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
     choice = ListingChoice(filter, sort, limit, cached)
     settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:
         listing = StoreListing(store, recall(settings))
         listing.choose(choice, documents=documents)
-        if json:
-            out.data(listing.described(documents=documents))
-        elif documents:
-            headers = ["document", "chunks", "cached", "tokens", "size", "pinned", "ingested"]
-            right = ["chunks", "cached", "tokens", "size"]
-            out.table(headers, listing.document_rows(), right=right)
+        if documents:
+            out.list(DOCUMENTS, listing.document_records(), around=listing.around_documents)
         else:
-            headers = [
-                *("chunk", "source", "tokens", "size", "model", "dtype", "cached", "behind"),
-                *("usable", "text"),
-            ]
-            once = ["model", "dtype", "cached", "behind", "usable"]
-            out.table(headers, listing.chunk_rows(), right=["tokens", "size"], once=once)
+            records = listing.chunk_records()
+            out.list(CHUNKS, records, rows=chunk_rows, around=listing.around_chunks)
         out.note(listing.summary())
         if listing.present is None and listing.entries and not documents:
             out.note(

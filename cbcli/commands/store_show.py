@@ -11,9 +11,10 @@ from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.present import recall
+from cbcli.records import position_record
 from cbcli.session import shown_source
 from cbcli.settings import Settings, load_settings
-from cbcli.store_listing import StoreListing, described_place
+from cbcli.store_listing import StoreListing
 from cbcli.units import count_text
 
 EXAMPLES = examples(
@@ -43,8 +44,7 @@ def show(
         if json:
             described: dict[str, Any] = {
                 **listing.chunk(found),
-                "places": [described_place(p) for p in places],
-                "text": found.text,
+                "places": [position_record(place) for place in places],
             }
             if cut is not None:
                 described["token_ids"] = [number for number, _ in cut]
@@ -54,6 +54,7 @@ def show(
         pairs: list[tuple[str, object]] = [("chunk", found.chunk_id)]
         for place in places:
             where = f"chunk {place.ordinal}, characters {place.start} to {place.end}"
+            where += f", {place.place}" if place.place else ""
             pairs.append(("source", f"{shown_source(place.source)}, {where}"))
         pairs.append(("tokens", count_text(found.tokens)))
         pairs += [("cached", line) for line in listing.entry_lines(found.chunk_id) or ["no"]]

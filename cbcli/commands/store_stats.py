@@ -12,10 +12,10 @@ from cache_store.tiers.addresses import masked
 from cbcli import flags
 from cbcli.audit_report import AuditReport
 from cbcli.command import Json, Quiet, Verbose, examples
+from cbcli.fields import SHOWN_DIGITS
 from cbcli.output import Output
 from cbcli.settings import Settings
 from cbcli.store_access import reading, store_settings
-from cbcli.store_listing import SHOWN_DIGITS
 from cbcli.units import count_text, duration_text, size_text
 
 EXAMPLES = examples("cacheblend store stats", "cacheblend store stats --json | jq .counters")

@@ -125,9 +125,9 @@ def test_chunks_behind_the_first_token_serve_any_system_prompt(world: World) -> 
 
 
 def test_a_dry_run_says_what_the_chunks_would_be_computed_behind(world: World) -> None:
-    usual = world("ingest", "--dry-run", "docs").stdout.splitlines()[-1]
+    usual = world("ingest", "--dry-run", "docs").stderr.splitlines()[-1]
     assert usual.endswith(" of KV; nothing was stored")
-    first = world("ingest", "--dry-run", "docs", "--context", "bos").stdout.splitlines()[-1]
+    first = world("ingest", "--dry-run", "docs", "--context", "bos").stderr.splitlines()[-1]
     assert first.endswith(" of KV behind the first token alone; nothing was stored")
     found = world.json("ingest", "--dry-run", "docs", "--context", "none")
     assert found["context"] == {"kind": "none", "tokens": 0}
