@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +14,9 @@ from cbcli.chooser import Chooser
 from cbcli.command import Json, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.question import read_question
+from cbcli.records import chunk_record
 from cbcli.session import shown_source
 from cbcli.settings import load_settings
-from cbcli.store_listing import described_place
 
 DIGITS = 12  # of a chunk's id, in the table
 SNIPPET = 160  # characters
@@ -83,16 +82,7 @@ def search(
 
 def _record(found: Found) -> dict[str, Any]:
     chunk, rank, score = found
-    return {
-        "rank": rank,
-        "score": score,
-        "chunk_id": chunk.chunk_id,
-        **described_place(chunk),
-        "place": None if chunk.place is None else asdict(chunk.place),
-        "headings": list(chunk.headings),
-        "tokens": chunk.tokens,
-        "text": chunk.text,
-    }
+    return {"rank": rank, "score": score, **chunk_record(chunk)}
 
 
 def _print_table(out: Output, question: str, found: Sequence[Found]) -> None:
