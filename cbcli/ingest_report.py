@@ -32,6 +32,10 @@ def tell(
         out.warn(_listed(damaged), "mended, or computed and stored again")
     for item in plan.unreadable:
         out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
+    notes = [(document, note) for document in plan.documents for note in document.notes]
+    for document, note in notes:
+        if document.state != "unchanged":  # told when it was read first
+            out.warn(f"{shown_source(document.source)}: {note}")
     if out.json:
         out.data(
             {
@@ -53,6 +57,7 @@ def tell(
                 "empty": list(plan.empty),
                 "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
                 "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
+                "notes": [{"source": d.source, "note": note} for d, note in notes],
             }
         )
         return

@@ -43,7 +43,7 @@ class Cutting:
 @dataclass(frozen=True)
 class DocumentPlan:
     """A document and its chunks. state: what the catalog has to say of it; size, mtime_ns,
-    kind: of its file, as in `Document`."""
+    kind, notes: of its file, as in `Document`."""
 
     source: str
     digest: str
@@ -52,6 +52,7 @@ class DocumentPlan:
     size: int = -1
     mtime_ns: int = 0
     kind: str = "text"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Cutter:
 
     @staticmethod
     def _plan(document: Document, state: str, chunks: tuple[ChunkText, ...]) -> DocumentPlan:
-        facts = (document.size, document.mtime_ns, document.kind)
+        facts = (document.size, document.mtime_ns, document.kind, document.notes)
         return DocumentPlan(document.source, document.digest, state, chunks, *facts)
 
     def _with_kv(

@@ -8,7 +8,7 @@ from pathlib import Path
 STDIN = "-"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """The `number`-th page (or row, cell: the `unit`) of a file begins at character `start` of its
     text."""
@@ -30,6 +30,7 @@ class Document:
     converted from PDF, HTML and the like is, too), rows (a table, one row a line, the first line
     its header), or code:LANGUAGE.
     marks: where in the text pages, rows and the like begin, ascending; see `Mark`.
+    notes: what a user should know of how it was read: "3 of 20 pages have no text".
     """
 
     source: str
@@ -40,6 +41,7 @@ class Document:
     kind: str = "text"
     form: str = "text"
     marks: tuple[Mark, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file inside a folder that is left out on purpose: binary, or a symbolic link."""
+    """A file inside a folder that is left out on purpose: an image, an archive, a symbolic link.
+    `reason`: a word or a few, so that those of one kind can be counted."""
 
     source: str
     reason: str

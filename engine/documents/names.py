@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+_BACKUPS = ("bak", "orig", "old")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -22,6 +23,16 @@ def shown(path: str) -> str:
     slashes = path.replace(os.sep, "/")
     # An undecodable byte is a lone surrogate here, with the byte as its low eight bits.
     return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", slashes)
+
+
+def suffix_of(name: str) -> str:
+    """What a file's name ends in, lower-case and without the dot; empty where there is none. What
+    editors and backups add ("notes.md~", "notes.md.bak") is passed over."""
+    base = name.rsplit("/", 1)[-1].rstrip("~").lower().lstrip(".")
+    parts = base.split(".")
+    while len(parts) > 2 and parts[-1] in _BACKUPS:
+        parts.pop()
+    return parts[-1] if len(parts) > 1 else ""
 
 
 def reason_of(error: OSError) -> str:

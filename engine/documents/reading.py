@@ -7,6 +7,7 @@ A run over many files goes on whatever one of them is: what cannot be read comes
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,12 +16,28 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from engine.documents.decoding import HEAD_BYTES, decode, is_binary
+from engine.documents.content import Content, Unconvertible
+from engine.documents.decoding import HEAD_BYTES, is_binary
 from engine.documents.document import Document, Found, FoundFile, Skipped, Unreadable
-from engine.documents.names import reason_of
+from engine.documents.formats import convert
+from engine.documents.kinds import (
+    ARCHIVE,
+    BINARY_KINDS,
+    Foreign,
+    binary_kind,
+    kind_by_name,
+    ole_kind,
+    text_kind,
+    zip_kind,
+)
+from engine.documents.names import reason_of, suffix_of
 
 MAX_BYTES = 256 * 2**20
 """A larger file is `Unreadable`: documents are held in memory whole."""
+
+# What no document's text holds, one character for another: marks stay where they are.
+_UNFIT_TEXT = re.compile("[\0\r\ud800-\udfff]")
+_UNFIT = {0: "\ufffd", 0xD: "\n", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}
 
 _KINDS = [
     (stat.S_ISDIR, "a folder"),
@@ -47,25 +64,66 @@ def read_document(
     facts = (-1, 0)
     try:
         if file.path is None:
-            raw = _read_stdin(file.source, stdin)
+            raw: bytes | Unreadable | Foreign = _read_stdin(file.source, stdin)
         else:
-            facts = _facts(
-                file.source, file.path
-            )  # what changes while it is read counts as changed
+            # Asked first: what changes while it is read counts as changed.
+            facts = _facts(file.source, file.path)
             raw = _read_file(file, file.path)
     except OSError as error:
         return Unreadable(file.source, reason_of(error))
-    if isinstance(raw, Unreadable):
-        return raw
+    if isinstance(raw, Unreadable | Foreign):
+        return _left_out(file, raw)
+    try:
+        found = _kind_of(Content(file.source, raw), file.named)
+        if isinstance(found, Foreign):
+            return _left_out(file, found)
+        kind, content = found
+        converted = convert(kind, content)
+    except Unconvertible as error:
+        return Unreadable(file.source, str(error))
+    except Exception as error:  # a damaged file raises what it likes out of the libraries
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return Unreadable(file.source, f"could not be read, it may be damaged ({what})")
+    text = (
+        converted.text.translate(_UNFIT) if _UNFIT_TEXT.search(converted.text) else converted.text
+    )
+    digest = blake3(text.encode()).hexdigest()
+    return Document(
+        *(file.source, text, digest, *facts, converted.kind or kind),
+        *(converted.form, converted.marks, converted.notes),
+    )
+
+
+def _kind_of(content: Content, named: bool) -> tuple[str, Content] | Foreign:
+    """What a file is, and what of it is read. Raises Unconvertible for a damaged one."""
+    name, raw = content.name, content.raw
+    kind = binary_kind(name, raw)
+    if kind == "zip":
+        kind = zip_kind(name, raw)
+    elif kind == "ole":
+        kind = ole_kind(raw)
+    if isinstance(kind, Foreign):
+        return kind
+    if kind:
+        return kind, content
     if is_binary(raw):
-        if file.named:
-            return Unreadable(file.source, "is binary, not text")
-        return Skipped(file.source, "binary")
-    text = decode(raw)
-    if text is None:
-        return Unreadable(file.source, "is text in an encoding that could not be told")
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Document(file.source, text, blake3(text.encode()).hexdigest(), *facts)
+        wanted = kind_by_name(name)
+        if wanted in BINARY_KINDS:
+            raise Unconvertible(
+                f"is no {wanted.upper()} file, whatever its name; it may be damaged"
+            )
+        return Foreign("binary")
+    if suffix_of(name) == "svg" and not named:
+        return Foreign("image")
+    return text_kind(name, content.text), content
+
+
+def _left_out(file: FoundFile, what: Unreadable | Foreign) -> Unreadable | Skipped:
+    if isinstance(what, Unreadable):
+        return what
+    if what.is_document:  # one that should have been read, in a folder too
+        return Unreadable(file.source, what.reason)
+    return Unreadable(file.source, what.reason) if file.named else Skipped(file.source, what.what)
 
 
 def _facts(source: str, path: Path) -> tuple[int, int]:
@@ -88,23 +146,28 @@ def _read_stdin(source: str, stdin: BinaryIO | None) -> bytes | Unreadable:
     return _too_large(source) if len(raw) > MAX_BYTES else raw
 
 
-def _read_file(file: FoundFile, path: Path) -> bytes | Unreadable:
+def _read_file(file: FoundFile, path: Path) -> bytes | Unreadable | Foreign:
     # Not blocking, and checked once open: what was a file may be a pipe or a link by now.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not file.named:
         flags |= getattr(os, "O_NOFOLLOW", 0)
-    kind = _kind(path.stat().st_mode)
-    if kind:  # opening some devices has effects of its own
-        return Unreadable(file.source, f"is {kind}")
+    no_file = _kind(path.stat().st_mode)
+    if no_file:  # opening some devices has effects of its own
+        return Unreadable(file.source, f"is {no_file}")
     with os.fdopen(os.open(path, flags), "rb") as opened:
         info = os.fstat(opened.fileno())
-        kind = _kind(info.st_mode)
-        if kind:
-            return Unreadable(file.source, f"is {kind}")
+        no_file = _kind(info.st_mode)
+        if no_file:
+            return Unreadable(file.source, f"is {no_file}")
         head = opened.read(HEAD_BYTES)
-        if is_binary(head):
+        kind = binary_kind(file.source, head)
+        if isinstance(kind, Foreign):
+            return kind
+        if kind is None and is_binary(head):
             return head  # a film need not be read to its end to be told from text
         if info.st_size > MAX_BYTES:
+            if kind == "zip" and kind_by_name(file.source) not in BINARY_KINDS:
+                return ARCHIVE
             return _too_large(file.source)
         raw = head + opened.read(MAX_BYTES + 1 - len(head))
     return _too_large(file.source) if len(raw) > MAX_BYTES else raw
