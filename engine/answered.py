@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cache_store.misses import MissReason
+from engine.compare import Agreement, first_divergence
 from engine.generate import Generated
 from engine.options import BlendOptions
 from engine.prefill import PrefillRun
@@ -26,8 +27,56 @@ from engine.results import (
 )
 from engine.sources import Source
 from engine.trace.record import Trace
+from engine.trace.recorder import Recorder
+from engine.trace.recording import Happened
 
 TOP_LOGPROBS = 10
+
+
+@dataclass(frozen=True)
+class Against:
+    """Full prefill of the same prompt, and how the run agrees with it. tokens: its greedy ones that
+    were forced on both; plain: its own answer; span: when all that began and ended, by
+    `time.perf_counter`."""
+
+    ttft_s: float
+    tokens: tuple[int, ...]
+    same: Agreement
+    plain: Generated
+    span: tuple[float, float]
+
+    def comparison(self, run: PrefillRun, answer: Generated) -> Comparison:
+        return Comparison(
+            self.ttft_s,
+            self.ttft_s / run.ttft_s,
+            self.same.kl_first,
+            self.same.kl_mean,
+            self.same.top1,
+            first_divergence(answer.token_ids, self.plain.token_ids),
+            self.plain.text,
+        )
+
+
+@dataclass(frozen=True)
+class Done:
+    """A prompt that was answered. began: when work on it began; decode: when its answer did and
+    ended, by `time.perf_counter`."""
+
+    run: PrefillRun
+    answer: Generated
+    began: float
+    decode: tuple[float, float]
+    against: Against | None = None
+    recorder: Recorder | None = None
+
+    @property
+    def happened(self) -> Happened:
+        """As a trace is made of it."""
+        answer, against = self.answer.token_ids, self.against
+        if against is None:
+            return Happened(answer, self.decode)
+        plain, same = against.plain.token_ids, against.same
+        return Happened(answer, self.decode, against.span, plain, against.tokens, same.kl)
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, Unpack
 
 from cache_store.errors import CacheblendError, UsageError
 from cache_store.keys import chunk_id
-from engine.audit import Audit
+from engine.answered import Beside, Done, answered
+from engine.asked import Asked, AskWishes, Wishes
 from engine.blueprint import Blueprint
 from engine.codec import Codec
+from engine.compare import Agreement
+from engine.lookups import account
+from engine.lookups import notes as miss_notes
 from engine.model import Decoder
-from engine.observer import Observer
 from engine.options import BlendOptions, SamplingOptions
 from engine.precompute import ChunkWriter
 from engine.prefill import PrefillRun
 from engine.prompt import Prompt, PromptChunk, lay_out
-from engine.results import AskResult, ModelInfo
+from engine.results import AskResult, Audited, ModelInfo
 from engine.sources import KVStore, Source
-from engine.trace.record import Level
+from engine.trace.record import Trace
+from engine.trace.recorder import Recorder
 
 
 class AnswerUnderWay(Protocol):
@@ -57,6 +61,7 @@ class BaseEngine(ABC):
         )
         self.codec = Codec.of(self.spec, model.dtype)
         self._writer: ChunkWriter | None = None
+        self._load_s = 0.0
 
     @abstractmethod
     def over(self, store: KVStore | None) -> Self:
@@ -67,32 +72,17 @@ class BaseEngine(ABC):
         """Brings a prompt to its first output token; `room`: tokens the answer may take. Raises
         UsageError as `generate` does."""
 
-    @abstractmethod
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        blend: BlendOptions | None = None,
-        sampling: SamplingOptions | None = None,
-        compare: bool = False,
-        audit: Audit | None = None,
-        save: bool = True,
-        on_text: Callable[[str], None] | None = None,
-        trace: Level | None = None,
-        trace_layers: Sequence[int] | None = None,
-        question: str | None = None,
-        observer: Observer | None = None,
-    ) -> AskResult:
-        """Answers a prompt of segments.
+    def generate(self, prompt: Prompt, **wishes: Unpack[Wishes]) -> AskResult:
+        """Answers a prompt of segments, as far as `engine.asked.Wishes` says.
 
-        compare: also run a full prefill of the same ids. audit: do so after the answer where this
-        prompt is due and stored KV was used for it, and log how far it was off. save: chunks that
-        missed are computed again alone and stored, after the answer. on_text gets the answer piece
-        by piece. trace: record the run; `full` also measures how far stored KV is from a full
-        prefill's at `trace_layers` (None: a few spread over the model), after the answer; question:
-        as the trace is to show it. observer: told how it goes on. Raises UsageError for a prompt
-        longer than the model's context and for options the model cannot honour.
+        Raises UsageError for a prompt longer than the model's context and for options the model
+        cannot honour.
         """
+        return self._generate(prompt, Asked.of(wishes))
+
+    @abstractmethod
+    def _generate(self, prompt: Prompt, asked: Asked) -> AskResult:
+        """See `generate`."""
 
     def begin(
         self, prompt: Prompt, blend: BlendOptions, sampling: SamplingOptions
@@ -134,37 +124,13 @@ class BaseEngine(ABC):
         )
 
     def ask(
-        self,
-        question: str,
-        chunks: Sequence[PromptChunk],
-        *,
-        blend: BlendOptions | None = None,
-        sampling: SamplingOptions | None = None,
-        compare: bool = False,
-        audit: Audit | None = None,
-        save: bool = True,
-        on_text: Callable[[str], None] | None = None,
-        trace: Level | None = None,
-        trace_layers: Sequence[int] | None = None,
-        observer: Observer | None = None,
+        self, question: str, chunks: Sequence[PromptChunk], **wishes: Unpack[AskWishes]
     ) -> AskResult:
         """Answers a question over chunks, in the order given. See `generate`."""
         began = time.perf_counter()
         prompt = self.prompt(question, chunks)
         tokenize_s = time.perf_counter() - began
-        result = self.generate(
-            prompt,
-            blend=blend,
-            sampling=sampling,
-            compare=compare,
-            audit=audit,
-            save=save,
-            on_text=on_text,
-            trace=trace,
-            trace_layers=trace_layers,
-            question=question,
-            observer=observer,
-        )
+        result = self.generate(prompt, question=question, **wishes)
         timing = replace(
             result.timing, tokenize_s=tokenize_s, total_s=result.timing.total_s + tokenize_s
         )
@@ -208,3 +174,58 @@ class BaseEngine(ABC):
         except CacheblendError as error:  # the answer is there; it must not be lost for this
             return (f"not every new chunk was stored: {error.message}",)
         return ()
+
+    # What there is after an answer
+
+    def _recorder(self, asked: Asked) -> Recorder | None:
+        if asked.trace is None:
+            return None
+        about = self.model, self.tokenizer, self.store, self.codec, asked.trace
+        return Recorder(*about, layers=asked.trace_layers, question=asked.question)
+
+    def _finish(self, prompt: Prompt, asked: Asked, done: Done) -> AskResult:
+        """The result of a prompt that was answered, with all that comes after an answer."""
+        run, against, options = done.run, done.against, asked.blend
+        audited, notes = self._audited(prompt, run, asked, against.same if against else None)
+        reasons = account(self.store, self.spec, run.found, strict=options.strict_context)
+        notes = run.notes + notes + miss_notes(reasons, saved=asked.save)
+        notes += self._save_missing(prompt, run.found) if asked.save else ()
+        load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
+        took = load_s + time.perf_counter() - done.began
+        comparison = against.comparison(run, done.answer) if against is not None else None
+        recorded = None
+        if done.recorder is not None:
+            recorded, more = self._record(prompt, options, done.recorder, done)
+            notes += more
+        beside = Beside(reasons, comparison, audited, notes, recorded, load_s, took)
+        return answered(self.name, self.info, prompt, options, run, done.answer, beside)
+
+    def _record(
+        self, prompt: Prompt, options: BlendOptions, recorder: Recorder, done: Done
+    ) -> tuple[Trace | None, tuple[str, ...]]:
+        """The run's trace, and notes."""
+        return recorder(prompt, options, done.run, done.happened)
+
+    def _audited(
+        self, prompt: Prompt, run: PrefillRun, asked: Asked, same: Agreement | None
+    ) -> tuple[Audited | None, tuple[str, ...]]:
+        """How far the answer's KV cache is from full prefill's, logged, if the prompt is due; and
+        what the caller should be told. same: what is known of it already."""
+        audit, options = asked.audit, asked.blend
+        if audit is None or not run.used_stored_kv(options):
+            return None, ()
+        try:
+            if not audit.is_due():
+                return None, ()
+            same = same or self._agreement(prompt, run, options)
+            audited = Audited(same.kl_first, same.kl_mean, same.top1)
+            audit.log.append(audit.record(self.info, prompt, run, options, audited))
+        except (CacheblendError, RuntimeError, MemoryError) as error:
+            # The answer is there, and must not be lost for this; torch's word for no memory left
+            # is a RuntimeError.
+            return None, (f"the prompt was not audited: {error}",)
+        return audited, ()
+
+    @abstractmethod
+    def _agreement(self, prompt: Prompt, run: PrefillRun, options: BlendOptions) -> Agreement:
+        """How a run that was answered agrees with a full prefill, which is done for it."""

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from cache_store.errors import CacheblendError, UsageError
-from engine.answered import Beside, answered
-from engine.audit import Audit
+from cache_store.errors import UsageError
+from engine.answered import Against, Done
+from engine.asked import Asked
 from engine.base import BaseEngine
 from engine.blend import check_indices
 from engine.blueprint import Blueprint
-from engine.compare import FORCED_TOKENS, Agreement, agreement_of, first_divergence
+from engine.compare import FORCED_TOKENS, Agreement, agreement_of
 from engine.generate import Answer, Generated
-from engine.lookups import account
-from engine.lookups import notes as miss_notes
-from engine.observer import Observer
 from engine.options import BlendOptions, SamplingOptions
 from engine.prefill import PrefillRun
 from engine.prompt import Prompt
-from engine.results import AskResult, Audited, Comparison
+from engine.results import AskResult
 from engine.sources import KVStore, find_sources
 from engine.threads import set_threads
-from engine.trace.record import Level
+from engine.trace.record import Trace
 from engine.trace.recorder import Recorder
-from engine.trace.recording import Happened
 from engine.vllm.outcome import outcome
 from engine.vllm.process import VllmProcess
 from engine.vllm.request import LocalRequest
@@ -59,7 +55,8 @@ class LocalAnswer:
         return self.request.done
 
     def finish(self, began: float, *, save: bool) -> AskResult:
-        return self.engine.finish(self.request, began, save=save)
+        asked = Asked(self.request.options, self.request.sampling, save=save)
+        return self.engine.finish(self.request, began, asked)
 
 
 class VllmEngine(BaseEngine):
@@ -71,7 +68,8 @@ class VllmEngine(BaseEngine):
         self, process: VllmProcess, blueprint: Blueprint, store: KVStore | None, load_s: float = 0
     ) -> None:
         super().__init__(process.decoder, blueprint, store)
-        self.process, self._load_s = process, load_s
+        self.process = process
+        self._load_s = load_s
 
     @classmethod
     def load(
@@ -142,99 +140,55 @@ class VllmEngine(BaseEngine):
     def go_on(self) -> None:
         self.process.step()
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        blend: BlendOptions | None = None,
-        sampling: SamplingOptions | None = None,
-        compare: bool = False,
-        audit: Audit | None = None,
-        save: bool = True,
-        on_text: Callable[[str], None] | None = None,
-        trace: Level | None = None,
-        trace_layers: Sequence[int] | None = None,
-        question: str | None = None,
-        observer: Observer | None = None,
-    ) -> AskResult:
-        if observer is not None:
+    def _generate(self, prompt: Prompt, asked: Asked) -> AskResult:
+        if asked.observer is not None:
             raise UsageError("a run in vLLM cannot be watched", "leave out --live")
         began = time.perf_counter()
-        options, chosen = blend or BlendOptions(), sampling or SamplingOptions()
-        recorder = None
-        if trace is not None:
-            about = self.model, self.tokenizer, self.store, self.codec, trace
-            recorder = Recorder(*about, layers=trace_layers, question=question)
-        if options.indices is not None:
-            self._check_indices(prompt, options)
-        request = self._request(prompt, options, chosen)
-        request.answer = Answer(chosen, self.tokenizer.stream(), self.end_ids, on_text)
+        recorder = self._recorder(asked)
+        if asked.blend.indices is not None:
+            self._check_indices(prompt, asked.blend)
+        request = self._request(prompt, asked.blend, asked.sampling)
+        stream = self.tokenizer.stream()
+        request.answer = Answer(asked.sampling, stream, self.end_ids, asked.on_text)
         if recorder is None:
             self._run(request)
         else:
             with self.process.layers_timed(request):
                 self._run(request)
-        return self.finish(
-            request, began, compare=compare, audit=audit, save=save, recorder=recorder
-        )
+        return self.finish(request, began, asked, recorder)
 
     def finish(
-        self,
-        request: LocalRequest,
-        began: float,
-        *,
-        compare: bool = False,
-        audit: Audit | None = None,
-        save: bool = True,
-        recorder: Recorder | None = None,
+        self, request: LocalRequest, began: float, asked: Asked, recorder: Recorder | None = None
     ) -> AskResult:
         """The result of a request that is done, with all that comes after an answer. began:
         `time.perf_counter` when work on it began."""
-        prompt, options, chosen = request.prompt, request.options, request.sampling
         if isinstance(request.failure, UsageError):
             raise request.failure
-        run, answer = self._outcome(request), self._answer(request)
-        comparison = same = full = plain = compared = None
-        if compare:
+        prompt, options, chosen = request.prompt, request.options, request.sampling
+        run, answer, against = self._outcome(request), self._answer(request), None
+        if asked.compare:
             before = time.perf_counter()
             most = chosen.max_tokens if chosen.temperature == 0 else 0
             full = self.reference(prompt, most=most)
             same = self.along(prompt, options, full)[1]
-            compared = before, time.perf_counter()
+            span = before, time.perf_counter()
             plain = self._plain(prompt, chosen, full)
-            comparison = Comparison(
-                full.ttft_s,
-                full.ttft_s / run.ttft_s,
-                same.kl_first,
-                same.kl_mean,
-                same.top1,
-                first_divergence(answer.token_ids, plain.token_ids),
-                plain.text,
-            )
-        audited, notes = self._audited(prompt, run, options, audit, same)
-        reasons = account(self.store, self.spec, run.found, strict=options.strict_context)
-        notes = run.notes + notes + miss_notes(reasons, saved=save)
-        notes += self._save_missing(prompt, run.found) if save else ()
-        load_s, self._load_s = self._load_s, 0.0  # counted with the first answer
-        took = load_s + time.perf_counter() - began
-        recorded = None
-        if recorder is not None:
-            decoded = request.watched.first_at, request.ended
-            happened = Happened(answer.token_ids, decoded)
-            if full is not None and same is not None and plain is not None:
-                happened = Happened(
-                    *(answer.token_ids, decoded, compared, plain.token_ids, full.tokens, same.kl)
-                )
-            if run.watch.starts:
-                recorded, more = recorder(prompt, options, run, happened)
-            else:
-                more = (
-                    "the run was not recorded: vLLM's compiled model does not tell its layers' "
-                    "times (--vllm enforce_eager=true)",
-                )
-            notes += more
-        beside = Beside(reasons, comparison, audited, notes, recorded, load_s, took)
-        return answered(self.name, self.info, prompt, options, run, answer, beside)
+            against = Against(full.ttft_s, full.tokens, same, plain, span)
+        decode = request.watched.first_at, request.ended
+        return self._finish(prompt, asked, Done(run, answer, began, decode, against, recorder))
+
+    def _record(
+        self, prompt: Prompt, options: BlendOptions, recorder: Recorder, done: Done
+    ) -> tuple[Trace | None, tuple[str, ...]]:
+        if done.run.watch.starts:
+            return super()._record(prompt, options, recorder, done)
+        return None, (
+            "the run was not recorded: vLLM's compiled model does not tell its layers' times "
+            "(--vllm enforce_eager=true)",
+        )
+
+    def _agreement(self, prompt: Prompt, run: PrefillRun, options: BlendOptions) -> Agreement:
+        return self.along(prompt, options, self.reference(prompt))[1]
 
     # What it is made of.
 
@@ -306,25 +260,3 @@ class VllmEngine(BaseEngine):
                     break
             return answer.finish(lambda: 0.0)
         return self.answer_alone(prompt, FULL, sampling)
-
-    def _audited(
-        self,
-        prompt: Prompt,
-        run: PrefillRun,
-        options: BlendOptions,
-        audit: Audit | None,
-        same: Agreement | None,
-    ) -> tuple[Audited | None, tuple[str, ...]]:
-        """As the torch engine's."""
-        if audit is None or not run.used_stored_kv(options):
-            return None, ()
-        try:
-            if not audit.is_due():
-                return None, ()
-            if same is None:
-                same = self.along(prompt, options, self.reference(prompt))[1]
-            audited = Audited(same.kl_first, same.kl_mean, same.top1)
-            audit.log.append(audit.record(self.info, prompt, run, options, audited))
-        except (CacheblendError, RuntimeError, MemoryError) as error:
-            return None, (f"the prompt was not audited: {error}",)
-        return audited, ()
