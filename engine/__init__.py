@@ -4,19 +4,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.api import Engine
+    from engine.conversation import Conversation
     from engine.options import BlendOptions, SamplingOptions
     from engine.prompt import Prompt, PromptChunk
     from engine.results import AskResult
 
 _HOMES = {
     "Engine": "engine.api",
+    "Conversation": "engine.conversation",
     "BlendOptions": "engine.options",
     "SamplingOptions": "engine.options",
     "Prompt": "engine.prompt",
     "PromptChunk": "engine.prompt",
     "AskResult": "engine.results",
 }
-__all__ = ["AskResult", "BlendOptions", "Engine", "Prompt", "PromptChunk", "SamplingOptions"]
+__all__ = [
+    "AskResult",
+    "BlendOptions",
+    "Conversation",
+    "Engine",
+    "Prompt",
+    "PromptChunk",
+    "SamplingOptions",
+]
 
 
 def __getattr__(name: str) -> Any:

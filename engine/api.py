@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from engine.answered import Against, Done
-from engine.asked import Asked
+from engine.asked import Asked, Wishes
 from engine.base import BaseEngine
 from engine.blueprint import Blueprint
 from engine.compare import Agreement, agreement, reference
@@ -80,13 +80,34 @@ class Engine(BaseEngine):
         options: BlendOptions,
         room: int = 0,
         observer: Observer | None = None,
+        cache: KVCache | None = None,
     ) -> Prefilled:
-        return self.prefiller(prompt, options, room, observer)
+        """cache: as of `engine.prefill.Prefiller`."""
+        return self.prefiller(prompt, options, room, observer, cache)
 
-    def _generate(self, prompt: Prompt, asked: Asked) -> AskResult:
+    def generate_in(
+        self,
+        cache: KVCache,
+        prompt: Prompt,
+        interrupted: Callable[[], bool] = lambda: False,
+        **wishes: Unpack[Wishes],
+    ) -> AskResult:
+        """`generate` in a KV cache that holds what the prompt begins with, see
+        `engine.prefill.Prefiller`; then it holds all but the answer's last token, or the prompt
+        alone where it was audited. interrupted: asked before each token whether the answer is to
+        end."""
+        return self._generate(prompt, Asked.of(wishes), cache, interrupted)
+
+    def _generate(
+        self,
+        prompt: Prompt,
+        asked: Asked,
+        cache: KVCache | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> AskResult:
         began = time.perf_counter()
         recorder, observer = self._recorder(asked), asked.observer
-        run = self.prefill(prompt, asked.blend, room=asked.room, observer=observer)
+        run = self.prefill(prompt, asked.blend, room=asked.room, observer=observer, cache=cache)
         tell = observer.phase if observer is not None else lambda name: None
         full = same = None
         span = 0.0, 0.0
@@ -101,7 +122,8 @@ class Engine(BaseEngine):
             span = before, time.perf_counter()
         tell("decode")
         before = time.perf_counter()
-        answer = self._decode(run.cache, run.tables, run.logits, asked.sampling, asked.on_text)
+        end = asked.on_text, interrupted
+        answer = self._decode(run.cache, run.tables, run.logits, asked.sampling, *end)
         decode = before, time.perf_counter()
         tell("finish")
         against = None
@@ -117,9 +139,12 @@ class Engine(BaseEngine):
         logits: torch.Tensor,
         sampling: SamplingOptions,
         on_text: Callable[[str], None] | None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> Generated:
-        stream = self.tokenizer.stream()
-        return generate(self.model, cache, tables, logits, sampling, stream, self.end_ids, on_text)
+        stream, ends = self.tokenizer.stream(), self.end_ids
+        return generate(
+            self.model, cache, tables, logits, sampling, stream, ends, on_text, interrupted
+        )
 
     def _agreement(self, prompt: Prompt, run: PrefillRun, options: BlendOptions) -> Agreement:
         assert isinstance(run, Prefilled)

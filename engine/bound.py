@@ -77,7 +77,8 @@ def of_run(config: ModelConfig, run: PrefillRun, options: BlendOptions) -> Flops
     """
     tokens = sum(len(source.segment.token_ids) for source in run.used)
     if options.mode == "full" or run.skipped or options.computes_all:
-        return full_prefill(config, tokens)
+        kept = len(_positions(run, "kept"))
+        return _prefill(config, tokens, [range(kept, tokens)] * config.layers)
     always, hits = _positions(run, "computed", "miss"), _positions(run, "hit")
     chosen = {len(run.selected): list(run.selected), len(hits): hits}
     at = {n: sorted(always + chosen.get(n, spread(hits, n))) for n in set(run.per_layer)}

@@ -13,7 +13,7 @@ from engine.model import Decoder
 from engine.options import SamplingOptions
 from engine.rope import Tables
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "interrupted"]
 
 
 class TextStream(Protocol):
@@ -45,18 +45,23 @@ def generate(
     stream: TextStream,
     end_ids: Collection[int],
     on_text: Callable[[str], None] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Generated:
     """Decodes from the prompt's last logits float32 [1, vocab], appending to `cache`.
 
     Ends at one of `end_ids`, at a stop string (which is not part of the text), at
-    `options.max_tokens` or where the cache is full. on_text gets each piece of text as soon as it
-    can no longer turn out to be half a character or the beginning of a stop string.
+    `options.max_tokens`, where the cache is full, or once it is `interrupted`. on_text gets each
+    piece of text as soon as it can no longer turn out to be half a character or the beginning of a
+    stop string.
     """
     began = time.perf_counter()
     sampler = Sampler(options)
     answer = Answer(options, stream, end_ids, on_text)
     limit = min(options.max_tokens, cache.capacity - cache.length)
     while len(answer.token_ids) < limit:
+        if answer.token_ids and interrupted():
+            answer.interrupt()
+            break
         token = sampler(logits[0])
         if answer.push(token):
             break
@@ -93,6 +98,10 @@ class Answer:
         if self._text.push(self._stream.push(token)):
             self._reason = "stop"
         return self._text.stopped
+
+    def interrupt(self) -> None:
+        """No more tokens are wanted."""
+        self._reason = "interrupted"
 
     def finish(self, seconds: Callable[[], float]) -> Generated:
         """The whole of it. seconds: that it took, asked once all text is known."""

@@ -29,6 +29,12 @@ class KVCache:
         layers = 1 if passing else config.layers
         return 2 * layers * config.kv_heads * capacity * config.head_dim
 
+    def take(self, other: "KVCache", length: int) -> None:
+        """Copies the first so many positions of another one of the same model."""
+        self.k[:, :, :length] = other.k[:, :, :length]
+        self.v[:, :, :length] = other.v[:, :, :length]
+        self.length = length
+
     def rows(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Writable views [end - start, kv_heads, head_dim] of a run of positions."""
         return (

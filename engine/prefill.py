@@ -78,9 +78,12 @@ class Prefiller:
         options: BlendOptions,
         room: int = 0,
         observer: Observer | None = None,
+        cache: KVCache | None = None,
     ) -> Prefilled:
         """Brings a prompt to its first output token; `room`: tokens the answer may take.
 
+        cache: to go on in, for a prompt that begins with tokens kept there, in the same length
+        regime; with room for prompt and answer. Its rows past those are overwritten.
         An entry found damaged while it is read is dropped from the store and the prompt begun
         again without it, so that no doubtful byte reaches an answer.
         """
@@ -101,7 +104,9 @@ class Prefiller:
             if observer is not None:
                 observer.prefill(prompt, watch, began)
             try:
-                run = self._prefill_once(prompt, options, min(length + room, context), watch)
+                run = self._prefill_once(
+                    prompt, options, cache or min(length + room, context), watch
+                )
                 synchronize(self.model.device)
                 ttft = time.perf_counter() - began
                 if observer is not None:
@@ -124,7 +129,8 @@ class Prefiller:
     def _look_ahead(self, store: KVStore, prompt: Prompt) -> None:
         """Tells the store what will be looked for, and how long computing it would take, which is
         as long as a remote may be waited for."""
-        chunks = [s.token_ids for s in prompt.segments if s.kind in ("prefix", "chunk")]
+        new = (s for s in prompt.segments if s.end > prompt.kept)
+        chunks = [s.token_ids for s in new if s.kind in ("prefix", "chunk")]
         seconds = sum(map(len, chunks)) / self._rate if self._rate else None
         store.look_ahead(self.spec, chunks, seconds)
 
@@ -132,14 +138,16 @@ class Prefiller:
         """What computing took; few tokens take longer each than many, so the best time counts."""
         layers = self.model.config.layers
         chosen = sum(run.per_layer) / layers
-        always = length - sum(s.segment.end - s.segment.start for s in run.used if s.match)
+        known = (s.segment for s in run.used if s.match or s.status == "kept")
+        always = length - sum(segment.end - segment.start for segment in known)
         seconds = run.watch.recompute.seconds
         if seconds > 0 and always + chosen > 0:
             self._rate = max(self._rate or 0.0, (always + chosen) / seconds)
 
     def _prefill_once(
-        self, prompt: Prompt, options: BlendOptions, capacity: int, watch: Stopwatch
+        self, prompt: Prompt, options: BlendOptions, space: KVCache | int, watch: Stopwatch
     ) -> Prefilled:
+        """space: the KV cache to fill, or the capacity of a new one."""
         model, ids = self.model, prompt.token_ids
         regime = model.rope.regime(len(ids))
         with watch.load, watch.stall:
@@ -147,15 +155,16 @@ class Prefiller:
                 prompt, self.store, self.spec, regime, options.mode, options.strict_context
             )
         cached = [p for s in found if s.cached for p in range(s.segment.start, s.segment.end)]
-        skipped = too_few(options, len(cached))
-        cache = model.new_cache(capacity)
-        tables = model.rope.tables(len(ids), capacity)
+        skipped = too_few(options, len(cached), prompt.kept)
+        cache = model.new_cache(space) if isinstance(space, int) else space
+        cache.length = prompt.kept
+        tables = model.rope.tables(len(ids), cache.capacity)
         used, bytes_loaded = found, 0
         tiers: Mapping[str, int] = {}
         result: Blended | None = None
         if skipped or options.mode == "full" or options.computes_all:
             with watch.recompute:
-                logits = forward(model, cache, ids, tables, watch=watch)
+                logits = forward(model, cache, ids[prompt.kept :], tables, watch=watch)
             selected = tuple(cached) if not skipped and options.computes_all else ()
             per_layer = (len(selected),) * model.config.layers
             if not selected:
@@ -196,11 +205,9 @@ class Prefiller:
         return self.store.pinned([s.match.key for s in sources if s.match is not None])
 
 
-def too_few(options: BlendOptions, cached: int) -> str | None:
-    """Why a blend is not worth it, or None."""
-    if options.mode != "blend" or cached >= options.min_tokens:
+def too_few(options: BlendOptions, cached: int, kept: int = 0) -> str | None:
+    """Why a blend is not worth it, or None. kept: tokens in front that nothing is done for."""
+    if options.mode != "blend" or cached >= options.min_tokens or (kept and not cached):
         return None
-    return (
-        f"{cached} cached tokens; blending begins at {options.min_tokens}, "
-        "so the whole prompt was prefilled"
-    )
+    all_of_it = "all that is new in it was computed" if kept else "the whole prompt was prefilled"
+    return f"{cached} cached tokens; blending begins at {options.min_tokens}, so {all_of_it}"

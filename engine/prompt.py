@@ -1,4 +1,5 @@
-"""A prompt as segments: prefix, chunks with separators between them, suffix."""
+"""A prompt as segments: prefix, chunks with separators between them, suffix. In a conversation what
+earlier turns said stands between them, as history."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Literal
 
 from cache_store.errors import UsageError
 
-SegmentKind = Literal["prefix", "chunk", "separator", "suffix"]
+SegmentKind = Literal["prefix", "chunk", "separator", "history", "suffix"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Segments in order, without gaps, ending in a suffix of at least one token."""
+    """Segments in order, without gaps, ending in a suffix of at least one token.
+
+    kept: so many tokens, to the end of a segment, are in the KV cache already, from the turns of a
+    conversation before this one.
+    """
 
     segments: tuple[Segment, ...]
+    kept: int = 0
 
     @cached_property
     def token_ids(self) -> tuple[int, ...]:
@@ -60,29 +66,55 @@ def lay_out(
     chunks: Sequence[PromptChunk],
     separator: Sequence[int],
     suffix: Sequence[int],
+    leads: Sequence[Sequence[int]] | None = None,
 ) -> Prompt:
     """Joins separately encoded ids; nothing is ever tokenized again.
 
-    Empty parts leave no segment. Raises UsageError for an empty suffix: the first output token
-    comes from its last one, which is always computed.
+    leads: what goes in front of each chunk, in place of the separator between two. Empty parts
+    leave no segment. Raises UsageError for an empty suffix: the first output token comes from its
+    last one, which is always computed.
     """
     if not suffix:
         raise UsageError("the prompt ends without a question", "give a question")
-    segments: list[Segment] = []
-    position = 0
+    line = SegmentLine()
+    line.add("prefix", prefix)
+    line.add_chunks(chunks, separator, leads)
+    line.add("suffix", suffix)
+    return Prompt(tuple(line.segments))
+
+
+class SegmentLine:
+    """Segments put one behind the other."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.length = 0
 
     def add(
-        kind: SegmentKind, ids: Sequence[int], name: str | None = None, source: str | None = None
+        self,
+        kind: SegmentKind,
+        ids: Sequence[int],
+        name: str | None = None,
+        source: str | None = None,
     ) -> None:
-        nonlocal position
+        """A segment behind the others; none where there are no ids."""
         if ids:
-            segments.append(Segment(kind, tuple(ids), position, name, source))
-            position += len(ids)
+            self.segments.append(Segment(kind, tuple(ids), self.length, name, source))
+            self.length += len(ids)
 
-    add("prefix", prefix)
-    for index, chunk in enumerate(chunk for chunk in chunks if chunk.token_ids):
-        if index:
-            add("separator", separator)
-        add("chunk", chunk.token_ids, chunk.chunk_id, chunk.source)
-    add("suffix", suffix)
-    return Prompt(tuple(segments))
+    def add_chunks(
+        self,
+        chunks: Sequence[PromptChunk],
+        separator: Sequence[int],
+        leads: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Chunks, but those without a token, with separators between them or each behind its lead,
+        see `lay_out`."""
+        ahead = [None] * len(chunks) if leads is None else leads
+        pairs = zip(ahead, chunks, strict=True)
+        for index, (lead, chunk) in enumerate(pair for pair in pairs if pair[1].token_ids):
+            if lead is not None:
+                self.add("separator", lead)
+            elif index:
+                self.add("separator", separator)
+            self.add("chunk", chunk.token_ids, chunk.chunk_id, chunk.source)

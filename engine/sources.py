@@ -12,7 +12,9 @@ from cache_store.store import Match
 from engine.options import Mode
 from engine.prompt import Prompt, Segment
 
-Status = Literal["exact", "hit", "miss", "computed"]
+Status = Literal["exact", "hit", "miss", "computed", "kept"]
+"""exact, hit: stored KV was loaded; miss, computed: it was computed; kept: it was in the KV cache
+already."""
 
 
 class LayerReader(Protocol):
@@ -115,7 +117,7 @@ class Source:
 
     def computed(self) -> "Source":
         """What becomes of it where stored KV is not used after all."""
-        return self if self.status == "miss" else Source(self.segment, "computed")
+        return self if self.status in ("miss", "kept") else Source(self.segment, "computed")
 
 
 def find_sources(
@@ -123,18 +125,19 @@ def find_sources(
 ) -> tuple[Source, ...]:
     """One source a segment. Separators and the suffix are always computed.
 
-    Mode `full` loads nothing; `prefix` loads only the leading run of exact segments. strict: KV
-    computed behind another prefix than this prompt's is a miss.
+    What is kept needs none. Mode `full` loads nothing; `prefix` loads only the leading run of exact
+    segments. strict: KV computed behind another prefix than this prompt's is a miss.
     """
+    kept = tuple(Source(s, "kept") for s in prompt.segments if s.end <= prompt.kept)
+    new = prompt.segments[len(kept) :]
     if mode == "full" or store is None:
         missing: Status = "computed" if mode == "full" else "miss"
-        return tuple(
-            Source(segment, missing if segment.kind == "chunk" else "computed")
-            for segment in prompt.segments
+        return kept + tuple(
+            Source(segment, missing if segment.kind == "chunk" else "computed") for segment in new
         )
-    sources: list[Source] = []
+    sources = list(kept)
     leading = True  # still within the exact leading part
-    for segment in prompt.segments:
+    for segment in new:
         source = Source(segment, "computed")
         if segment.kind in ("prefix", "chunk") and (mode != "prefix" or leading):
             match = store.find(

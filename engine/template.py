@@ -9,21 +9,14 @@ on the model, the system prompt and the pinned date alone.
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.context import ContextKind
-from engine.tokenizer import Tokenizer, read_json_object
-
-if TYPE_CHECKING:
-    import jinja2
-    import jinja2.ext
-
-_T = TypeVar("_T")
+from engine.rendering import Renderer, Text, control, find_chat_template, plain
+from engine.tokenizer import Tokenizer
 
 SYSTEM_VERSION = 1
 # Changing this text changes every prefix: chunks stored behind the old one are no longer exact.
@@ -34,10 +27,36 @@ DEFAULT_SYSTEM = (
 DEFAULT_SEPARATOR = "\n\n"
 DEFAULT_DATE = "2024-07-26"
 
-_SYSTEM, _DOCUMENTS, _QUESTION = "CACHEBLENDSYSTEM", "CACHEBLENDDOCUMENTS", "CACHEBLENDQUESTION"
+SYSTEM, DOCUMENTS, QUESTION = "CACHEBLENDSYSTEM", "CACHEBLENDDOCUMENTS", "CACHEBLENDQUESTION"
 # Small models run on where the question alone follows the documents; told so, they stop.
-_BEFORE_QUESTION = "\n\nUsing the documents above, answer briefly.\nQuestion: "
-_PLAIN_ANSWER = "\nAnswer:"
+BEFORE_QUESTION = "\n\nUsing the documents above, answer briefly.\nQuestion: "
+_CITING = (
+    "\n\nUsing the documents above, answer briefly. Behind each fact give the number of its "
+    "document in brackets, such as [1].\nQuestion: "
+)
+PLAIN_ANSWER = "\nAnswer:"
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """A model's chat template and how it takes what it is given. role: the system prompt is a
+    message of its own, else it stands in front of the first documents; parts: content is in parts.
+    """
+
+    renderer: Renderer
+    system: str
+    role: bool
+    parts: bool
+
+    def render(self, turns: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
+        """The template's text around turns (in front of the documents, and all from there on) and
+        the answers to all but the last. Raises CacheblendError."""
+        messages = [("system", SYSTEM)] if self.system and self.role else []
+        for number, (documents, rest) in enumerate(turns):
+            own = f"{SYSTEM}\n\n" if self.system and not self.role and not number else ""
+            messages.append(("user", own + documents + rest))
+            messages += [("assistant", answer) for answer in answers[number : number + 1]]
+        return self.renderer.render(messages, parts=self.parts)
 
 
 @dataclass(frozen=True)
@@ -51,14 +70,20 @@ class PromptTemplate:
     opening: the prefix's first id, where no system prompt changes it: BOS, or the template's own
         first token. Empty for a model that has neither.
     has_chat: whether the model brought a chat template (else the plain layout is used).
+    form: that template; None without any. tail: the text behind the question.
     """
 
     prefix: tuple[int, ...]
     separator: tuple[int, ...]
     opening: tuple[int, ...]
-    has_chat: bool
-    _tail: _Text = field(repr=False)
-    _tokenizer: Tokenizer = field(repr=False, compare=False)
+    tail: Text = field(repr=False)
+    form: ChatForm | None = field(repr=False, compare=False)
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+    _separator: str = field(repr=False, default=DEFAULT_SEPARATOR)
+
+    @property
+    def has_chat(self) -> bool:
+        return self.form is not None
 
     @classmethod
     def load(
@@ -91,28 +116,23 @@ class PromptTemplate:
             ) from None
         source = find_chat_template(Path(model_dir))
         system = system.strip()
+        form = None
         if source is None:
-            head = [_plain(f"{system}\n\n" if system else "")]
-            tail = _template(_PLAIN_ANSWER)
+            head = [plain(f"{system}\n\n" if system else "")]
+            tail = control(PLAIN_ANSWER)
         else:
-            head, tail = _cut(_Renderer(Path(model_dir), source, tokenizer, date), system)
-        bos = tokenizer.bos_id
-        prefix: list[int] = []
-        for text in head:
-            prefix += text.encode(tokenizer, first=not prefix)
-        if tokenizer.adds_bos and bos is not None and prefix[:1] != [bos]:
-            prefix.insert(0, bos)
-        while bos is not None and prefix[:2] == [bos, bos]:
-            del prefix[0]
-        own = bos is not None and prefix[:1] == [bos]
+            form, head, tail = _cut(Renderer(Path(model_dir), source, tokenizer, date), system)
+        prefix = encode_head(head, tokenizer)
+        own = tokenizer.bos_id is not None and prefix[:1] == (tokenizer.bos_id,)
         opens = own or (head[0].control and bool(head[0].text))
         return cls(
-            prefix=tuple(prefix),
+            prefix=prefix,
             separator=tuple(tokenizer.encode(separator)),
-            opening=tuple(prefix[:1]) if opens else (),
-            has_chat=source is not None,
-            _tail=tail,
-            _tokenizer=tokenizer,
+            opening=prefix[:1] if opens else (),
+            tail=tail,
+            form=form,
+            tokenizer=tokenizer,
+            _separator=separator,
         )
 
     def context(self, kind: ContextKind) -> tuple[int, ...]:
@@ -120,79 +140,41 @@ class PromptTemplate:
         for a model without one); `none`, nothing."""
         return {"prefix": self.prefix, "bos": self.opening, "none": ()}[kind]
 
-    def suffix(self, question: str) -> tuple[int, ...]:
+    def suffix(self, question: str, *, cite: bool = False) -> tuple[int, ...]:
         """Every id after the last chunk: the question as plain text, then the template's tail."""
-        ids = self._tokenizer.encode(_BEFORE_QUESTION + question.strip())
-        return (*ids, *self._tail.encode(self._tokenizer, first=False))
+        return (*self.asked(question, cite=cite), *self.tail.encode(self.tokenizer, first=False))
+
+    def asked(
+        self, question: str, *, cite: bool = False, documents: bool = True
+    ) -> tuple[int, ...]:
+        """The question as plain text, with what is said in front of it. cite: asks for the numbers
+        of documents; documents: some stand right in front."""
+        before = _CITING if cite else BEFORE_QUESTION
+        before = before if documents else before.lstrip("\n")
+        return tuple(self.tokenizer.encode(before + question.strip()))
+
+    def leads(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """What stands in front of each of several chunks, in place of a separator, where they are
+        numbered: so the chunk's own tokens don't change."""
+        texts = [f"{self._separator if at else ''}[{n}]\n" for at, n in enumerate(numbers)]
+        return [tuple(ids) for ids in self.tokenizer.encode_many(texts)] if texts else []
 
 
-@dataclass(frozen=True)
-class _Text:
-    """A piece of the prompt that is encoded on its own; `control` for the template's text."""
-
-    text: str
-    control: bool
-
-    def encode(self, tokenizer: Tokenizer, first: bool) -> list[int]:
-        if not self.text:
-            return []
-        text = self.text
-        if not first and tokenizer.prepends_space:
-            text = text.removeprefix(" ")  # the tokenizer puts its own in front of every piece
-        return tokenizer.encode_template(text) if self.control else tokenizer.encode(text)
+def encode_head(texts: Sequence[Text], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that a prompt begins with, with one BOS where the tokenizer wants it."""
+    bos = tokenizer.bos_id
+    prefix: list[int] = []
+    for text in texts:
+        prefix += text.encode(tokenizer, first=not prefix)
+    if tokenizer.adds_bos and bos is not None and prefix[:1] != [bos]:
+        prefix.insert(0, bos)
+    while bos is not None and prefix[:2] == [bos, bos]:
+        del prefix[0]
+    return tuple(prefix)
 
 
-def _plain(text: str) -> _Text:
-    return _Text(text, control=False)
-
-
-def _template(text: str) -> _Text:
-    return _Text(text, control=True)
-
-
-def find_chat_template(model_dir: Path) -> str | None:
-    """The model's chat template, from the first of `chat_template.jinja`,
-    `tokenizer_config.json` and `chat_template.json` that has one; None without any.
-
-    Raises CacheblendError for a template that is neither text nor named templates.
-    """
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise CacheblendError(f"cannot read {path}: {error}", "get the model again") from error
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        found = read_json_object(model_dir / name, missing_ok=True).get("chat_template")
-        if found is None:
-            continue
-        if isinstance(found, str):
-            return found
-        named = _named_templates(found)
-        if "default" in named:
-            return named["default"]
-        if len(named) == 1:
-            return next(iter(named.values()))
-        raise CacheblendError(
-            f"{model_dir / name} has no default chat template (it has: {', '.join(named) or '-'})",
-            f"put the one to use into {path}",
-        )
-    return None
-
-
-def _named_templates(found: object) -> dict[str, str]:
-    """`[{"name": ..., "template": ...}]` or `{name: template}` as a mapping."""
-    if isinstance(found, dict):
-        return {str(name): text for name, text in found.items() if isinstance(text, str)}
-    named = {}
-    for item in found if isinstance(found, list) else []:
-        if isinstance(item, dict) and isinstance(item.get("template"), str):
-            named[str(item.get("name"))] = item["template"]
-    return named
-
-
-def _cut(renderer: _Renderer, system: str) -> tuple[list[_Text], _Text]:
-    """Head and tail around documents and question, in the first form the template takes.
+def _cut(renderer: Renderer, system: str) -> tuple[ChatForm, list[Text], Text]:
+    """Form, head and tail around documents and question, in the first form the template takes.
 
     Some templates have no system role, and some want content in parts: the system prompt then
     goes in front of the documents.
@@ -200,22 +182,23 @@ def _cut(renderer: _Renderer, system: str) -> tuple[list[_Text], _Text]:
     problems = []
     for parts in (False, True):
         for role in (True, False) if system else (False,):
+            form = ChatForm(renderer, system, role, parts)
             try:
-                text = renderer.render(system=role, own_system=bool(system), parts=parts)
+                text = form.render([(DOCUMENTS, BEFORE_QUESTION + QUESTION)], ())
             except CacheblendError as error:
                 problems.append(error)
                 continue
-            markers = [_SYSTEM, _DOCUMENTS, _QUESTION] if system else [_DOCUMENTS, _QUESTION]
-            cut = _split_once(text, markers)
+            markers = [SYSTEM, DOCUMENTS, QUESTION] if system else [DOCUMENTS, QUESTION]
+            cut = split_once(text, markers)
             if cut is None:
                 continue
             *head, between, tail = cut
-            if between.strip() != _BEFORE_QUESTION.strip():
+            if between.strip() != BEFORE_QUESTION.strip():
                 continue
-            texts = [_template(head[0])]
+            texts = [control(head[0])]
             if system:
-                texts += [_plain(system), _template(head[1])]
-            return texts, _template(tail)
+                texts += [plain(system), control(head[1])]
+            return form, texts, control(tail)
     if problems:
         raise problems[0]
     raise CacheblendError(
@@ -224,7 +207,7 @@ def _cut(renderer: _Renderer, system: str) -> tuple[list[_Text], _Text]:
     )
 
 
-def _split_once(text: str, markers: list[str]) -> list[str] | None:
+def split_once(text: str, markers: Sequence[str]) -> list[str] | None:
     """`text` cut at the markers; None unless each is there once and in this order."""
     pieces = []
     for marker in markers:
@@ -234,88 +217,3 @@ def _split_once(text: str, markers: list[str]) -> list[str] | None:
         pieces.append(before)
     pieces.append(text)
     return None if any(marker in piece for piece in pieces for marker in markers) else pieces
-
-
-class _Renderer:
-    """One chat template in a sandbox: no attributes of Python objects, no files, no changes to
-    what it is given."""
-
-    def __init__(
-        self, model_dir: Path, source: str, tokenizer: Tokenizer, date: datetime.date
-    ) -> None:
-        self.model_dir = model_dir
-        self._named: Mapping[str, str] = tokenizer.named
-        self._date = date
-        self._compiled = self._guard(lambda: self._environment().from_string(source))
-
-    def render(self, *, system: bool, own_system: bool, parts: bool) -> str:
-        """The template's text with markers; `own_system`: there is a system prompt to place."""
-        user = _DOCUMENTS + _BEFORE_QUESTION + _QUESTION
-        if own_system and not system:
-            user = f"{_SYSTEM}\n\n{user}"
-        messages = [("system", _SYSTEM)] if system else []
-        messages.append(("user", user))
-        values: dict[str, Any] = {
-            "bos_token": "",
-            "eos_token": "",
-            **self._named,
-            "messages": [
-                {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
-                for role, text in messages
-            ],
-            "add_generation_prompt": True,
-            "enable_thinking": False,
-            "tools": None,
-            "documents": None,
-        }
-        return self._guard(lambda: self._compiled.render(values))
-
-    def _environment(self) -> jinja2.Environment:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = self._date.strftime
-        return environment
-
-    def _guard(self, action: Callable[[], _T]) -> _T:
-        try:
-            return action()
-        except Exception as error:  # a template can raise anything; it becomes one clear line
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CacheblendError(
-                f"the chat template of {self.model_dir} cannot be used: {reason}",
-                "put a working template into chat_template.jinja, or use another model",
-            ) from error
-
-
-def _raise_exception(message: object = "") -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(str(message))
-
-
-def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
-    # Not jinja's own: that one escapes for HTML.
-    known = {k: v for k, v in options.items() if k in ("ensure_ascii", "separators", "sort_keys")}
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **known})
-
-
-def _generation_tag() -> type[jinja2.ext.Extension]:
-    """`{% generation %}`, which marks the assistant's text for training; here it does nothing."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation

@@ -48,9 +48,11 @@ def state_of(run: Run, token: int) -> tuple[str, str]:
         return "cached, recomputed", "sel bold"
     if segment.kind == "chunk" and segment.status in ("exact", "hit"):
         return ("cached, exact" if segment.status == "exact" else "cached, as stored"), "hit"
-    return {"exact": "stored, exact", "miss": "missed, computed"}.get(
-        segment.status, "computed"
-    ), segment.status
+    return {
+        "exact": "stored, exact",
+        "miss": "missed, computed",
+        "kept": "kept from the turn before",
+    }.get(segment.status, "computed"), segment.status
 
 
 def facts(run: Run, token: int, columns: int) -> list[Line]:

@@ -84,7 +84,7 @@ def _colours() -> str:
                 found.append(
                     f".h{step}{{color:{style.color.name};background:{style.bgcolor.name}}}"
                 )
-        for name in (*PARTS, "exact", "hit", "miss", "computed", "full"):
+        for name in (*PARTS, "exact", "hit", "miss", "computed", "kept", "full"):
             style = style_of(name, look)
             if style.color is not None:
                 colour = style.color.name

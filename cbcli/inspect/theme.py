@@ -24,6 +24,7 @@ _NAMED = {
         "hit": "#6cbcee",
         "miss": "#eda62d",
         "computed": "#a9a9b3",
+        "kept": "#d58fb8",
         "load": "#6cbcee",
         "stall": "#e8702a",
         "rotate": "#d58fb8",
@@ -44,6 +45,7 @@ _NAMED = {
         "hit": "#005f97",
         "miss": "#8f5200",
         "computed": "#5c5c66",
+        "kept": "#8c3f6b",
         "load": "#3d9fd6",
         "stall": "#c24f00",
         "rotate": "#b0578a",
@@ -65,8 +67,8 @@ _CURSOR = {True: ("#ffffff", "#c2185b"), False: ("#ffffff", "#ad1457")}
 _MATCH = {True: ("#10131a", "#f5c2e7"), False: ("#10131a", "#f0b6d8")}
 
 # A sign for each status of KV, and for each part of a layer's time.
-STATUS_SIGNS = {"exact": "║", "hit": "│", "miss": "┆", "computed": "┃"}
-STATUS_ASCII = {"exact": "=", "hit": "|", "miss": ":", "computed": "#"}
+STATUS_SIGNS = {"exact": "║", "hit": "│", "miss": "┆", "computed": "┃", "kept": "╎"}
+STATUS_ASCII = {"exact": "=", "hit": "|", "miss": ":", "computed": "#", "kept": "."}
 PART_SIGNS = {"load": "▁", "stall": "░", "rotate": "▒", "score": "▓", "recompute": "█"}
 PART_ASCII = {"load": ".", "stall": "-", "rotate": "r", "score": "s", "recompute": "#"}
 

@@ -124,6 +124,8 @@ def computed_layers(
     count = sum(len(source.segment.token_ids) for source in run.used)
     computed = np.full(count, layers if everything else 0, np.int16)
     if everything:
+        kept = (source.segment for source in run.used if source.status == "kept")
+        computed[: max((segment.end for segment in kept), default=0)] = 0
         return computed
     hits = np.zeros(count, bool)
     for source in run.used:

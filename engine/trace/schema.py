@@ -65,12 +65,12 @@ RESULT: Spec = {
     "prompt": {
         "segments": [
             {
-                "kind": one_of("prefix", "chunk", "separator", "suffix"),
+                "kind": one_of("prefix", "chunk", "separator", "history", "suffix"),
                 "chunk_id": (text, None),
                 "source": (text, None),
                 "start": count,
                 "end": count,
-                "status": one_of("exact", "hit", "miss", "computed"),
+                "status": one_of("exact", "hit", "miss", "computed", "kept"),
             }
         ],
     },
