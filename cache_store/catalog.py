@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cache_store.catalog_database import CATALOG_NAME, SET_ASIDE, CatalogDatabase, Claim
+from cache_store.catalog_database import CATALOG_NAME, SET_ASIDE, Claim
+from cache_store.collecting import CollectionTable, check_collection_name, members
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
 from cache_store.keys import chunk_id
-from cache_store.schema import (
-    raw,
-)
+from cache_store.schema import raw
 
 __all__ = [
     "CATALOG_NAME",
@@ -99,7 +98,7 @@ class ChunkInfo:
     headings: tuple[str, ...] = ()
 
 
-class Catalog(CatalogDatabase):
+class Catalog(CollectionTable):
     """One SQLite file next to the entries; several threads and processes may use it.
 
     Methods raise DamagedDatabase for a damaged file, StoreBusy for a locked one, and
@@ -118,13 +117,16 @@ class Catalog(CatalogDatabase):
         size: int = -1,
         mtime_ns: int = 0,
         kind: str = "",
+        collections: Sequence[str] = (),
     ) -> None:
         """Records a document and its chunks in the place of what was recorded of it, in one step.
 
         size, mtime_ns, kind: of its file, as in `DocumentInfo`. A replaced document keeps its place
-        among the others, and its collections. Raises StoreFullError where the text doesn't fit
-        under the store's limit.
+        among the others, and its collections, and comes into `collections` too. Raises
+        StoreFullError where the text doesn't fit under the store's limit, UsageError for a name
+        that no collection can have.
         """
+        names = [(check_collection_name(name), raw(source)) for name in collections]
         rows = [_chunk_row(source, n, chunk) for n, chunk in enumerate(chunks)]
         # Once in the log and once in the database, with their indexes.
         room = 2 * sum(len(row[3]) + len(row[-1]) + 2 * len(row[0]) + 400 for row in rows)
@@ -155,6 +157,9 @@ class Catalog(CatalogDatabase):
                 " (CAST(? AS TEXT), ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, CAST(? AS TEXT))",
                 rows,
             )
+            db.executemany(
+                "INSERT OR IGNORE INTO collection (name, source) VALUES (?, CAST(? AS TEXT))", names
+            )
 
     def note_file(self, source: str, size: int, mtime_ns: int) -> None:
         """Records that a document's file is now of this size and time, its text being the same."""
@@ -179,9 +184,15 @@ class Catalog(CatalogDatabase):
         """What is recorded of a document."""
         return next(iter(self._documents("WHERE source = CAST(? AS TEXT)", (raw(source),))), None)
 
-    def documents(self) -> list[DocumentInfo]:
-        """All documents, in the order they were first ingested."""
-        return self._documents("ORDER BY place, source", ())
+    def documents(self, *, collections: Sequence[str] = ()) -> list[DocumentInfo]:
+        """All documents, in the order they were first ingested; with collections, those in any of
+        them.
+
+        Raises NotFoundError for a collection that isn't there.
+        """
+        self.require_collections(collections)
+        chosen = f"WHERE source IN ({members(collections)}) " if collections else ""
+        return self._documents(f"{chosen}ORDER BY place, source", collections)
 
     def _documents(self, rest: str, values: Sequence[object]) -> list[DocumentInfo]:
         columns = (
@@ -189,37 +200,6 @@ class Catalog(CatalogDatabase):
         )
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
         return [_document_info(row) for row in rows]
-
-    # Collections.
-
-    def collect(self, name: str, sources: Iterable[str]) -> None:
-        """Puts documents into a collection, which is there once it has one."""
-        with self.writing() as db:
-            db.executemany(
-                "INSERT OR IGNORE INTO collection (name, source) VALUES (?, CAST(? AS TEXT))",
-                [(name, raw(source)) for source in sources],
-            )
-
-    def uncollect(self, name: str, sources: Iterable[str] | None = None) -> int:
-        """Takes documents, or all of them, out of a collection; how many were in it. They stay in
-        the store."""
-        with self.writing() as db:
-            if sources is None:
-                return db.execute("DELETE FROM collection WHERE name = ?", (name,)).rowcount
-            return db.executemany(
-                "DELETE FROM collection WHERE name = ? AND source = CAST(? AS TEXT)",
-                [(name, raw(source)) for source in sources],
-            ).rowcount
-
-    def collections(self) -> dict[str, list[str]]:
-        """By name, in the names' order, the documents of each, in the order of `documents`."""
-        found: dict[str, list[str]] = {}
-        for name, source in self.ask(
-            "SELECT name, source FROM collection JOIN document USING (source)"
-            " ORDER BY name, place, source"
-        ):
-            found.setdefault(name, []).append(source)
-        return found
 
     # Chunks.
 
@@ -229,19 +209,12 @@ class Catalog(CatalogDatabase):
         """The chunks of one document or of all, in the documents' order and then their own; with
         collections, those of the documents in any of them.
 
-        Raises NotFoundError for a collection that has no document.
+        Raises NotFoundError for a collection that isn't there.
         """
         if collections:
-            known = self.collections()
-            for name in collections:
-                if name not in known:
-                    raise NotFoundError(
-                        f"no collection {name[:80]!r} in the store",
-                        f"there are: {', '.join(known)}" if known else "ingest --collection NAME",
-                    )
-            marks = ",".join("?" * len(collections))
+            self.require_collections(collections)
             return self._chunks(
-                f"WHERE chunk.source IN (SELECT source FROM collection WHERE name IN ({marks}))"
+                f"WHERE chunk.source IN ({members(collections)})"
                 " ORDER BY place, chunk.source, ordinal",
                 collections,
             )

@@ -17,8 +17,9 @@ class PruneChoice:
     """Which entries go: those that all of these are true of, None and False saying nothing.
 
     stored_before, used_before: seconds since the epoch. models: fingerprints. present: entries
-    that these settings can't use go. missing: sources of documents whose files are gone; their own
-    chunks go, and the documents. orphans: entries of chunks that no document has. over: bytes; of
+    that these settings can't use go. sources: of documents; only their own chunks go, which no
+    other document has. missing: sources of documents whose files are gone; their own chunks go,
+    and the documents. orphans: entries of chunks that no document has. over: bytes; of
     those the others leave, as many go, in the order of eviction, as bring the store down to that.
     """
 
@@ -26,6 +27,7 @@ class PruneChoice:
     used_before: float | None = None
     models: frozenset[str] | None = None
     present: Present | None = None
+    sources: frozenset[str] | None = None
     missing: frozenset[str] | None = None
     orphans: bool = False
     over: int | None = None
@@ -83,11 +85,16 @@ def plan_prune(store: ChunkStore, choice: PruneChoice) -> PrunePlan:
     """What there is to remove. Chunks of pinned documents stay, and pinned documents too."""
     documents = store.catalog.documents()
     pinned = _chunks_of(store, (d for d in documents if d.pinned))
-    missing = [d.source for d in documents if d.source in (choice.missing or ()) and not d.pinned]
+    wanted = choice.missing
+    if wanted is None or choice.sources is None:
+        of = choice.sources if wanted is None else wanted
+    else:
+        of = wanted = wanted & choice.sources
+    missing = [d.source for d in documents if d.source in (wanted or ()) and not d.pinned]
     chosen = [entry for entry in store.entries() if choice.takes(entry)]
-    if choice.missing is not None:
-        own = _chunks_of(store, (d for d in documents if d.source in choice.missing))
-        own -= _chunks_of(store, (d for d in documents if d.source not in choice.missing))
+    if of is not None:
+        own = _chunks_of(store, (d for d in documents if d.source in of))
+        own -= _chunks_of(store, (d for d in documents if d.source not in of))
         chosen = [entry for entry in chosen if entry.chunk_id in own]
     if choice.orphans:
         chosen = _orphans(store, chosen)

@@ -23,7 +23,7 @@ class Chooser:
     def __init__(self, store: ChunkStore) -> None:
         self.store = store
         self._retriever: Retriever[ChunkInfo] | None = None
-        self._revision = -1
+        self._built_for: tuple[int, tuple[str, ...]] = (-1, ())
 
     def choose(self, settings: Settings, question: str, names: Sequence[str]) -> list[ChunkInfo]:
         """The chunks named, or without names those retrieved and their neighbours, in the order
@@ -45,9 +45,10 @@ class Chooser:
         return [self._unaltered(self.store.catalog.chunk(name)) for name in names]
 
     def hits(self, settings: Settings, question: str) -> list[Hit[ChunkInfo]]:
-        """The chunks that fit the question best, best first, and how well. Raises NotFoundError
-        where none does, or none well enough."""
-        found = self._index().search(question, settings.top_k)
+        """The chunks of all documents, or of those in the collections set, that fit the question
+        best, best first, and how well. Raises NotFoundError where none does, or none well enough,
+        and for a collection that isn't there."""
+        found = self._index(settings.collections).search(question, settings.top_k)
         if not found:
             raise NotFoundError(
                 "no stored chunk has a word in common with the question",
@@ -81,18 +82,18 @@ class Chooser:
                 found.setdefault(near.chunk_id, self._unaltered(near))
         return list(found.values())
 
-    def _index(self) -> Retriever[ChunkInfo]:
+    def _index(self, collections: tuple[str, ...]) -> Retriever[ChunkInfo]:
         from engine.retrieval import BM25Retriever
 
-        revision = self.store.catalog.revision
-        if self._retriever is None or self._revision != revision:
-            chunks = self.store.catalog.chunks()
+        wanted = (self.store.catalog.revision, collections)
+        if self._retriever is None or self._built_for != wanted:
+            chunks = self.store.catalog.chunks(collections=collections)
             if not chunks:
                 raise NotFoundError(
                     f"the store at {self.store.path} has no chunks",
                     "fill it: cacheblend ingest PATH",
                 )
-            self._retriever, self._revision = BM25Retriever(chunks), revision
+            self._retriever, self._built_for = BM25Retriever(chunks), wanted
         return self._retriever
 
     def _unaltered(self, chunk: ChunkInfo) -> ChunkInfo:

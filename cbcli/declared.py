@@ -138,6 +138,16 @@ class Settings:
     overlap: int = setting(
         0, values.whole(0, 1_000_000), "Tokens two chunks have in common", group=CHUNKING
     )
+    collections: tuple[str, ...] = setting(
+        (),
+        values.collections,
+        "Collections: what ingest puts documents into, and the chunks of a question come from; "
+        "none: all documents",
+        flag="--collection",
+        repeat=True,
+        metavar="NAME",
+        group=RETRIEVAL,
+    )
     top_k: int = setting(
         6,
         values.whole(1, 10_000),

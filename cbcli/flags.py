@@ -44,6 +44,14 @@ _NUMBERS = {"int": int, "float": float}
 Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefill, and compare.")]
 
 
+Collection = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--collection", metavar="NAME", help="The documents of this collection; repeatable."
+    ),
+]
+
+
 def with_settings(
     *wanted: str, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

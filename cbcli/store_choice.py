@@ -12,9 +12,17 @@ from cbcli.store_access import known_source
 _LEAST_DIGITS = 4
 
 
-def chosen_sources(store: ChunkStore, given: Sequence[str] | None) -> frozenset[str] | None:
-    """The sources of the documents named; None where none is. Raises NotFoundError."""
-    return frozenset(known_source(store, name) for name in given) if given else None
+def chosen_sources(
+    store: ChunkStore, given: Sequence[str] | None, collections: Sequence[str] | None = None
+) -> list[str] | None:
+    """The sources of the documents named, and of those in the collections named, each once; None
+    where nothing is. Raises NotFoundError for a document or collection that isn't there."""
+    if not given and not collections:
+        return None
+    found = [known_source(store, name) for name in given or ()]
+    if collections:
+        found += [d.source for d in store.catalog.documents(collections=collections)]
+    return list(dict.fromkeys(found))
 
 
 def chosen_models(store: ChunkStore, given: Sequence[str] | None) -> frozenset[str] | None:

@@ -31,13 +31,19 @@ class StoreListing:
     """What is stored, joined: documents, their chunks, and the entries of each.
 
     present: what the settings come to, where that is known, to tell what they can use.
+    collections: only their documents; none: all. Raises NotFoundError for one that isn't there.
     """
 
-    def __init__(self, store: ChunkStore, present: Present | None = None) -> None:
+    def __init__(
+        self,
+        store: ChunkStore,
+        present: Present | None = None,
+        collections: Sequence[str] = (),
+    ) -> None:
         self.store, self.present = store, present
-        self.partial = False
-        self.documents = store.catalog.documents()
-        self.chunks = store.catalog.chunks()
+        self.partial = bool(collections)
+        self.documents = store.catalog.documents(collections=collections)
+        self.chunks = store.catalog.chunks(collections=collections)
         self.entries = list(store.entries())
         self.by_chunk: dict[str, list[EntryInfo]] = {}
         for entry in self.entries:

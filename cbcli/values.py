@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TypeVar
 
+from cache_store.collecting import NAME_RULE, is_collection_name
 from cache_store.tiers.addresses import EXPECTED, read_address
 from cbcli.units import parse_size
 
@@ -214,6 +215,17 @@ def layers(value: object) -> tuple[int, ...]:
     if list(found) != sorted(set(found)):
         raise ValueError(expected)
     return found
+
+
+def collections(value: object) -> tuple[str, ...]:
+    """Names of collections; in one text, commas stand between them."""
+    expected = f"names of collections, each of {NAME_RULE}"
+    if value in ("", [], ()):
+        return ()
+    items = [i.strip() if isinstance(i, str) else i for i in _items(value, expected)]
+    if not all(isinstance(item, str) and is_collection_name(item) for item in items):
+        raise ValueError(expected)
+    return tuple(dict.fromkeys(map(str, items)))
 
 
 def texts(value: object) -> tuple[str, ...]:

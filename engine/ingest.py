@@ -48,18 +48,23 @@ def run_ingest(
     make_writer: Callable[[], ChunkComputer],
     report: IngestReport,
     on_tokens: Callable[[int], None],
+    collections: Sequence[str] = (),
 ) -> None:
     """Computes what is missing, and keeps `report` up to date.
 
     A document enters the catalog once all its chunks are stored, and those before it are in, so
     that stopping at any moment leaves a good store and the next run goes on from there. Chunks that
     a changed document no longer has, and no other document has, are dropped. on_tokens gets the
-    tokens computed so far, in whichever thread stores them. make_writer is called only where there
+    tokens computed so far, in whichever thread stores them. All documents come into `collections`,
+    those that are unchanged at once. make_writer is called only where there
     is something to compute. Raises StoreFullError.
     """
     for key in plan.held:
         cutter.store.protect(key)
-    ledger = _Ledger(plan, cutter, report, on_tokens)
+    for name in collections:
+        unchanged = [d.source for d in plan.documents if d.state == "unchanged"]
+        cutter.store.catalog.collect(name, unchanged)
+    ledger = _Ledger(plan, cutter, report, on_tokens, collections)
     if not plan.missing and not plan.lacks_prefix:
         ledger.advance()
         return
@@ -83,7 +88,9 @@ class _Ledger:
         cutter: Cutter,
         report: IngestReport,
         on_tokens: Callable[[int], None],
+        collections: Sequence[str],
     ) -> None:
+        self._collections = collections
         self._plan, self._cutter, self._report = plan, cutter, report
         self._on_tokens = on_tokens
         self._settings = cutter.cutting.settings(cutter.model.tokenizer)
@@ -182,6 +189,7 @@ class _Ledger:
                 size=document.size,
                 mtime_ns=document.mtime_ns,
                 kind=document.kind,
+                collections=self._collections,
             )
             _drop(store, before - self._planned, self._report)  # what moved to a later one stays
         else:

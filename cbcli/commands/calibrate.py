@@ -51,7 +51,7 @@ PROMPTS = 24
     )
 )
 @flags.with_settings(
-    "task", "target_kl", "check_layers", flags.PROMPT, "seed", "store", flags.MODEL
+    "collections", "task", "target_kl", "check_layers", flags.PROMPT, "seed", "store", flags.MODEL
 )
 def calibrate(
     gate_only: Annotated[
@@ -198,10 +198,11 @@ def _prompts(
 def _stored(settings: Settings) -> list[ChunkInfo]:
     """The store's chunks, in the catalog's order; none where there is no store."""
     try:
-        with ChunkStore.open(settings.store, read_only=True) as store:
-            return store.catalog.chunks()
+        store = ChunkStore.open(settings.store, read_only=True)
     except NotFoundError:
         return []
+    with store:
+        return store.catalog.chunks(collections=settings.collections)
 
 
 def _calibrated(

@@ -33,7 +33,15 @@ EXAMPLES = examples(
 
 
 @flags.with_settings(
-    flags.CHUNKING, "top_k", "ratio", "policy", "check_layers", "system", "store", flags.MODEL
+    "collections",
+    flags.CHUNKING,
+    "top_k",
+    "ratio",
+    "policy",
+    "check_layers",
+    "system",
+    "store",
+    flags.MODEL,
 )
 def estimate(
     paths: Annotated[
@@ -117,11 +125,14 @@ def _material(
     if paths:
         return _cut(out, settings, subject, paths)
     try:
-        with ChunkStore.open(settings.store, read_only=True) as store:
-            known = {chunk.chunk_id: chunk.tokens for chunk in store.catalog.chunks()}
-            return Material("store", len(store.catalog.documents()), tuple(known.values()))
+        store = ChunkStore.open(settings.store, read_only=True)
     except NotFoundError:
         return Material("", 0, ())
+    names = settings.collections
+    with store:
+        known = {c.chunk_id: c.tokens for c in store.catalog.chunks(collections=names)}
+        documents = store.catalog.documents(collections=names)
+        return Material("store", len(documents), tuple(known.values()))
 
 
 def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) -> Material:

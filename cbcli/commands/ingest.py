@@ -52,6 +52,7 @@ app = typer.Typer(**app_options())
     )
 )
 @flags.with_settings(
+    "collections",
     flags.CHUNKING,
     flags.PROMPT,
     "check",
@@ -175,7 +176,7 @@ def _ingest(
                         scene.computing()
                     return writer
 
-                run_ingest(plan, cutter, make_writer, report, progress.update)
+                run_ingest(plan, cutter, make_writer, report, progress.update, settings.collections)
             seconds = time.monotonic() - began
             upload(store, out)
         except KeyboardInterrupt as error:

@@ -41,7 +41,7 @@ ASKING = ("knobs", "chunks")  # there is nothing to print of them
         "cacheblend inspect --format svg --view time --size 120x40 > time.svg",
     )
 )
-@flags.with_settings("model", "store")
+@flags.with_settings("collections", "model", "store")
 def inspect(
     trace: Annotated[
         list[str] | None,

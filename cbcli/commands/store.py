@@ -16,6 +16,7 @@ from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.commands import (
     estimate,
+    store_collections,
     store_export,
     store_import,
     store_limit,
@@ -32,11 +33,11 @@ from cbcli.output import Output
 from cbcli.store_access import (
     confirm,
     freeing,
-    known_source,
     reading,
     store_settings,
     writing,
 )
+from cbcli.store_choice import chosen_sources
 from cbcli.store_listing import plural
 from cbcli.units import count_text, size_text
 
@@ -52,6 +53,7 @@ app.command("unpin", epilog=store_pin.UNPIN_EXAMPLES)(store_pin.unpin)
 app.command("prune", epilog=store_prune.EXAMPLES)(store_prune.prune)
 app.command("warm", epilog=store_warm.EXAMPLES)(store_warm.warm)
 app.command("export", epilog=store_export.EXAMPLES)(store_export.export)
+app.add_typer(store_collections.app, name="collections")
 app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 
 
@@ -71,6 +73,7 @@ def rm(
         list[str] | None,
         typer.Option("--document", help="Remove a document and its chunks.", metavar="SOURCE"),
     ] = None,
+    collection: flags.Collection = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Remove all documents and all stored KV.")
     ] = False,
@@ -83,19 +86,19 @@ def rm(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Remove stored KV, by chunk, by document or all of it.
+    """Remove stored KV, by chunk, by document, by collection or all of it.
 
     Removing a chunk by its id removes its KV alone; its text stays with its document. Removing a
     document takes its text out of the store as well, and the KV of chunks no other document has."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    if [bool(chunks), bool(document), everything].count(True) != 1:
-        raise UsageError("say what to remove", "give chunk ids, --document SOURCE or --all")
+    if [bool(chunks), bool(document or collection), everything].count(True) != 1:
+        raise UsageError("say what to remove", "give chunk ids, --document, --collection or --all")
     with reading(options) if dry_run else freeing(options, out) as store:
         if everything:
             sources = [info.source for info in store.catalog.documents()]
             keys = [entry.key for entry in store.entries()]
-        elif document:
-            sources = [known_source(store, given) for given in dict.fromkeys(document)]
+        elif document or collection:
+            sources = chosen_sources(store, document, collection) or []
             keys = _keys_of_documents(store, sources)
         else:
             found = [store.catalog.chunk(given).chunk_id for given in chunks or ()]
@@ -103,8 +106,9 @@ def rm(
                 [],
                 [key for name in dict.fromkeys(found) for key in store.keys_of_chunk(name)],
             )
-        if everything and not yes and not dry_run:
-            confirm(f"Remove all {len(sources)} documents and {len(keys)} stored entries?")
+        if (everything or collection) and not yes and not dry_run:
+            docs = plural(len(sources), "document", "documents")
+            confirm(f"Remove {docs} and {plural(len(keys), 'stored entry', 'stored entries')}?")
         removed, freed = _remove(store, sources, keys, dry_run=dry_run)
         left = 0 if dry_run else sum(store.has_entry(key) for key in keys)
     if left:

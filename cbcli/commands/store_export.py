@@ -41,6 +41,7 @@ def export(
         list[str] | None,
         typer.Option("--model", help="Only KV of this model: its name, or its fingerprint."),
     ] = None,
+    collection: flags.Collection = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     options: flags.Options = flags.NONE,
     json: Json = False,
@@ -62,7 +63,7 @@ def export(
     began = time.monotonic()
     ChunkStore.open(where, read_only=True).close()
     with ChunkStore.open(where) as store:
-        sources = chosen_sources(store, document)
+        sources = chosen_sources(store, document, collection)
         models = chosen_models(store, model)
         with out.progress("checking", unit="bytes") as progress:
             plan = plan_export(store, sources, models, progress.update)

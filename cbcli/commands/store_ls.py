@@ -38,6 +38,7 @@ def list_store(
             metavar="TEXT",
         ),
     ] = "",
+    collection: flags.Collection = None,
     sort: Annotated[
         str, typer.Option("--sort", help=f"{', '.join(SORTS)}; the largest and latest first.")
     ] = "",
@@ -64,7 +65,7 @@ def list_store(
     choice = ListingChoice(filter, sort, limit, cached)
     settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:
-        listing = StoreListing(store, recall(settings))
+        listing = StoreListing(store, recall(settings), collection or ())
         listing.choose(choice, documents=documents)
         if documents:
             out.list(DOCUMENTS, listing.document_records(), around=listing.around_documents)

@@ -12,7 +12,8 @@ from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.session import shown_source
-from cbcli.store_access import known_source, writing
+from cbcli.store_access import writing
+from cbcli.store_choice import chosen_sources
 from cbcli.store_listing import plural
 
 EXAMPLES = examples("cacheblend store pin notes/plan.md", "cacheblend store pin --all")
@@ -28,6 +29,7 @@ Sources = Annotated[
 def pin(
     sources: Sources = None,
     everything: Annotated[bool, typer.Option("--all", help="Pin all documents.")] = False,
+    collection: flags.Collection = None,
     options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
@@ -38,7 +40,7 @@ def pin(
     They can still be removed by name, and a pinned document can be ingested again."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     with writing(options) as store:
-        chosen = _chosen(store, sources, everything)
+        chosen = _chosen(store, sources, collection, everything)
         changed = store.pins.pin(chosen, True)
         _report(out, store, chosen, changed, "pinned")
 
@@ -47,6 +49,7 @@ def pin(
 def unpin(
     sources: Sources = None,
     everything: Annotated[bool, typer.Option("--all", help="Unpin all documents.")] = False,
+    collection: flags.Collection = None,
     options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
@@ -55,17 +58,21 @@ def unpin(
     """Let documents' chunks be evicted again."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
     with writing(options) as store:
-        chosen = _chosen(store, sources, everything)
+        chosen = _chosen(store, sources, collection, everything)
         changed = store.pins.pin(chosen, False)
         _report(out, store, chosen, changed, "unpinned")
 
 
-def _chosen(store: ChunkStore, sources: list[str] | None, everything: bool) -> list[str]:
-    if bool(sources) == everything:
-        raise UsageError("say which documents", "give their names, or --all")
-    if everything:
-        return [document.source for document in store.catalog.documents()]
-    return [known_source(store, given) for given in dict.fromkeys(sources or ())]
+def _chosen(
+    store: ChunkStore,
+    sources: list[str] | None,
+    collections: list[str] | None,
+    everything: bool,
+) -> list[str]:
+    chosen = chosen_sources(store, sources, collections)
+    if (chosen is not None) == everything:
+        raise UsageError("say which documents", "give their names, --collection NAME or --all")
+    return chosen or [document.source for document in store.catalog.documents()]
 
 
 def _report(out: Output, store: ChunkStore, chosen: list[str], changed: int, done: str) -> None:

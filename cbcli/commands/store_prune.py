@@ -18,7 +18,7 @@ from cbcli.present import present_of, remember
 from cbcli.session import open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
 from cbcli.store_access import freeing, reading
-from cbcli.store_choice import chosen_models
+from cbcli.store_choice import chosen_models, chosen_sources
 from cbcli.store_listing import plural
 from cbcli.units import parse_duration, parse_size, size_text
 
@@ -46,6 +46,7 @@ def prune(
         list[str] | None,
         typer.Option("--model", help="Of this model: its name, or its fingerprint; repeatable."),
     ] = None,
+    collection: flags.Collection = None,
     over: Annotated[
         str | None,
         typer.Option(
@@ -82,10 +83,17 @@ def prune(
     ages = [_age("--older-than", older_than), _age("--unused-for", unused_for)]
     size = _size(over)
     settings = load_settings(options)
-    if not (any((stale, missing_sources, orphans, of_model)) or over or older_than or unused_for):
+    if not (
+        any((stale, missing_sources, orphans, of_model, collection))
+        or over
+        or older_than
+        or unused_for
+    ):
         raise UsageError("say what to remove", "give --unused-for 30d, --stale or another; --help")
     with reading(options) if dry_run else freeing(options, out) as store:
         choice = _choice(store, settings, out, ages, size, of_model, stale=stale)
+        sources = chosen_sources(store, None, collection)
+        choice = replace(choice, sources=None if sources is None else frozenset(sources))
         choice = _with_documents(store, choice, missing=missing_sources, orphans=orphans)
         plan = plan_prune(store, choice)
         if dry_run:

@@ -16,7 +16,7 @@ from cbcli.output import Output
 from cbcli.present import remember
 from cbcli.session import load_engine, open_blueprint, open_existing_store
 from cbcli.settings import load_settings
-from cbcli.store_access import known_source
+from cbcli.store_choice import chosen_sources
 from cbcli.store_listing import plural
 from cbcli.units import duration_text, size_text
 
@@ -37,6 +37,7 @@ def warm(
         list[str] | None,
         typer.Option("--document", help="All chunks of a document; repeatable.", metavar="SOURCE"),
     ] = None,
+    collection: flags.Collection = None,
     everything: Annotated[bool, typer.Option("--all", help="All chunks of all documents.")] = False,
     options: flags.Options = flags.NONE,
     json: Json = False,
@@ -49,12 +50,16 @@ def warm(
     remote has is fetched; what is missing is computed and stored. The model is loaded only where
     something has to be computed."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
-    if everything == bool(chunks or document):
-        raise UsageError("say what to make ready", "give chunk ids, --document SOURCE or --all")
+    if everything == bool(chunks or document or collection):
+        raise UsageError(
+            "say what to make ready", "give chunk ids, --document, --collection or --all"
+        )
     settings = load_settings(options)
     began = time.monotonic()
     with open_existing_store(settings) as opened:
-        texts = _texts(opened, chunks or [], document or [], everything=everything)
+        texts = _texts(
+            opened, chunks or [], document or [], collection or [], everything=everything
+        )
         blueprint = open_blueprint(settings, out)
         remember(settings, blueprint)
         from engine.warm import Warming, WarmReport
@@ -82,15 +87,20 @@ def warm(
 
 
 def _texts(
-    store: ChunkStore, ids: list[str], documents: list[str], *, everything: bool
+    store: ChunkStore,
+    ids: list[str],
+    documents: list[str],
+    collections: list[str],
+    *,
+    everything: bool,
 ) -> list[tuple[str, str]]:
     """Ids and texts of the chunks chosen. Raises NotFoundError, UsageError as the catalog does."""
     if everything:
         found = store.catalog.chunks()
     else:
         found = [store.catalog.chunk(given) for given in ids]
-        for given in documents:
-            found += store.catalog.chunks(known_source(store, given))
+        for source in chosen_sources(store, documents, collections) or ():
+            found += store.catalog.chunks(source)
     return [(chunk.chunk_id, chunk.text) for chunk in found]
 
 

@@ -70,7 +70,7 @@ class EngineRunner:
                 hits[chunk.chunk_id],
                 chunk.text,
             )
-            for chunk in store.catalog.chunks()
+            for chunk in store.catalog.chunks(collections=self._settings().collections)
         ]
 
     def run(self, wish: Wish, say: Callable[[str], None]) -> Trace:

@@ -19,6 +19,7 @@ from engine.prompt_text import PromptText
 # Settings that a line can have a value of its own for, under their own names.
 OVERRIDES = (
     *(
+        "collections",
         "top_k",
         "min_score",
         "with_neighbours",

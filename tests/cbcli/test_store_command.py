@@ -200,7 +200,7 @@ def test_rm_all_asks_first(store: Filled, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(store.json("ls")["documents"]) == 2
     asked = store("rm", "--all", input="y\n")
     assert asked.exit_code == 0
-    assert "Remove all 2 documents and 4 stored entries?" in asked.stderr
+    assert "Remove 2 documents and 4 stored entries?" in asked.stderr
     assert asked.stdout.endswith("removed 2 documents and 4 entries, 16.4 kB freed\n")
     assert store.json("ls")["chunks"] == []
 

@@ -1,0 +1,147 @@
+"""`cacheblend store collections`: documents that are chosen together, by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from cache_store.collecting import check_collection_name
+from cache_store.errors import UsageError
+from cache_store.store import ChunkStore
+from cbcli import flags
+from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.output import Output
+from cbcli.store_access import reading, writing
+from cbcli.store_choice import chosen_sources
+from cbcli.store_listing import plural
+from cbcli.units import count_text
+
+
+class _Listing(Group):
+    """A group that lists where no command is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super(Group, self).parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Listing,
+    **app_options(),
+    invoke_without_command=True,
+    epilog=examples(
+        "cacheblend store collections",
+        "cacheblend store collections add work notes/plan.md",
+        "cacheblend store collections rm work",
+    ),
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A collection.")]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="Documents, as `store ls --documents` names them."),
+]
+
+
+@app.callback()
+@flags.with_settings("store")
+def collections(
+    ctx: typer.Context,
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the collections of documents, or change them.
+
+    `ingest --collection NAME` puts documents into one, and commands that choose chunks or
+    documents take --collection. A document may be in several."""
+    if ctx.invoked_subcommand is not None:
+        if json or quiet or verbose or any(value is not None for value in options.values()):
+            raise UsageError(
+                f"flags stand before {ctx.invoked_subcommand}", "put them behind the command"
+            )
+        return
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with reading(options) as store:
+        found = store.catalog.collection_infos()
+    if json:
+        out.data({"collections": [asdict(info) for info in found]})
+        return
+    if not found:
+        out.note("no collections; cacheblend ingest --collection NAME makes one")
+        return
+    rows = [[i.name, *map(count_text, (i.documents, i.chunks, i.tokens))] for i in found]
+    headers = ["collection", "documents", "chunks", "tokens"]
+    out.table(headers, rows, right=headers[1:])
+
+
+@app.command(epilog=examples("cacheblend store collections add work notes/plan.md notes/todo.md"))
+@flags.with_settings("store")
+def add(
+    name: Name,
+    sources: Sources,
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Put documents that are in the store into a collection, which is made where there is none."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    check_collection_name(name)
+    with writing(options) as store:
+        chosen = chosen_sources(store, sources) or []
+        _report(out, store, name, chosen, store.catalog.collect(name, chosen), "put into")
+
+
+@app.command(epilog=examples("cacheblend store collections remove work notes/plan.md"))
+@flags.with_settings("store")
+def remove(
+    name: Name,
+    sources: Sources,
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Take documents out of a collection. They stay in the store."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with writing(options) as store:
+        store.catalog.require_collections([name])
+        chosen = chosen_sources(store, sources) or []
+        _report(out, store, name, chosen, store.catalog.uncollect(name, chosen), "taken out of")
+
+
+@app.command(epilog=examples("cacheblend store collections rm work"))
+@flags.with_settings("store")
+def rm(
+    name: Name,
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Forget a collection. Its documents stay in the store."""
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    with writing(options) as store:
+        store.catalog.require_collections([name])
+        changed = store.catalog.uncollect(name)
+    if json:
+        out.data({"collection": name, "changed": changed, "documents": 0})
+    else:
+        out.line(f"{name} is forgotten; {plural(changed, 'document', 'documents')} of it stay")
+
+
+def _report(
+    out: Output, store: ChunkStore, name: str, chosen: Sequence[str], changed: int, done: str
+) -> None:
+    """changed: how many of the documents chosen weren't as they are now."""
+    now = {info.name: info.documents for info in store.catalog.collection_infos()}.get(name, 0)
+    if out.json:
+        out.data({"collection": name, "changed": changed, "documents": now})
+        return
+    already = len(chosen) - changed
+    was = f", {already} {'was' if already == 1 else 'were'} so already" if already else ""
+    out.line(f"{plural(changed, 'document', 'documents')} {done} {name}{was}; it has {now} now")
