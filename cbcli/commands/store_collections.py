@@ -13,6 +13,7 @@ from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.listing import Field, Fields, Jsonl, ListForm, Listing, QuietIds
 from cbcli.output import Output
 from cbcli.store_access import reading, writing
 from cbcli.store_choice import chosen_sources
@@ -38,6 +39,17 @@ app = typer.Typer(
     ),
 )
 
+COLLECTIONS = Listing(
+    "collections",
+    "name",
+    (
+        Field("name", "collection"),
+        Field("documents", show=count_text, right=True),
+        Field("chunks", show=count_text, right=True),
+        Field("tokens", show=count_text, right=True),
+    ),
+)
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A collection.")]
 Sources = Annotated[
     list[str],
@@ -51,7 +63,9 @@ def collections(
     ctx: typer.Context,
     options: flags.Options = flags.NONE,
     json: Json = False,
-    quiet: Quiet = False,
+    jsonl: Jsonl = False,
+    fields: Fields = None,
+    quiet: QuietIds = False,
     verbose: Verbose = 0,
 ) -> None:
     """List the collections of documents, or change them.
@@ -59,23 +73,19 @@ def collections(
     `ingest --collection NAME` puts documents into one, and commands that choose chunks or
     documents take --collection. A document may be in several."""
     if ctx.invoked_subcommand is not None:
-        if json or quiet or verbose or any(value is not None for value in options.values()):
+        given = [json, jsonl, fields, quiet, verbose, *options.values()]
+        if any(value is not None and value is not False and value != 0 for value in given):
             raise UsageError(
                 f"flags stand before {ctx.invoked_subcommand}", "put them behind the command"
             )
         return
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
     with reading(options) as store:
         found = store.catalog.collection_infos()
-    if json:
-        out.data({"collections": [asdict(info) for info in found]})
-        return
-    if not found:
+    if found or out.json:
+        out.list(COLLECTIONS, [asdict(info) for info in found])
+    else:
         out.note("no collections; cacheblend ingest --collection NAME makes one")
-        return
-    rows = [[i.name, *map(count_text, (i.documents, i.chunks, i.tokens))] for i in found]
-    headers = ["collection", "documents", "chunks", "tokens"]
-    out.table(headers, rows, right=headers[1:])
 
 
 @app.command(epilog=examples("cacheblend store collections add work notes/plan.md notes/todo.md"))

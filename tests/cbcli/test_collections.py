@@ -67,6 +67,17 @@ def test_collections_are_listed_with_what_is_in_them(says: Says) -> None:
     ]
 
 
+def test_the_list_is_a_table_or_names_and_changes_take_their_own_flags(path: Path) -> None:
+    def printed(*args: str) -> str:
+        return run("store", "collections", "--store", str(path), *args).stdout
+
+    assert printed().splitlines()[0].split() == ["collection", "documents", "chunks", "tokens"]
+    assert printed("-q").split() == ["all", "work"]
+    assert printed("--jsonl", "--fields", "name").splitlines()[1] == '{"name": "work"}'
+    before = run("store", "collections", "--json", "rm", "work")
+    assert (before.exit_code, before.stdout) == (2, "")
+
+
 def test_documents_are_put_into_one_and_taken_out(says: Says) -> None:
     found = says("store", "collections", "add", "new/2026", "old.txt", "plan.md")
     assert found == {"collection": "new/2026", "changed": 2, "documents": 2}
