@@ -1,8 +1,8 @@
 """What an ingest has to do: documents cut into chunks, and what of them the store has already."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cache_store.catalog import ChunkText
 from cache_store.checking import Checked, check_entries
@@ -10,12 +10,12 @@ from cache_store.entry import predicted_file_bytes
 from cache_store.keys import chunk_id, entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
-from engine.chunking import Chunk, split_document
+from engine.chunking import Chunk, cut_document
 from engine.documents import Document, Skipped, Unreadable
 from engine.tokenizer import Tokenizer
 
 PREFIX = ""  # among chunks' ids: what prompts begin with
-CUTTING_VERSION = 1  # raise it when the same text would be cut elsewhere
+CUTTING_VERSION = 2  # raise it when the same text would be cut elsewhere
 
 OnBytes = Callable[[str, int, int | None], None]
 """Told what is going on ("checking", "downloading"), the bytes so far, and of how many if known."""
@@ -23,10 +23,22 @@ OnBytes = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Cutting:
-    """How documents are cut; a document cut otherwise counts as changed."""
+    """How documents are cut; a document cut otherwise counts as changed. headings: whether the
+    headings a chunk stands under are part of its text."""
 
     chunk_tokens: int = 512
     overlap: int = 0
+    headings: bool = False
+
+    def cut(self, document: Document, tokenizer: Tokenizer) -> Iterator[Chunk]:
+        """The document's chunks, one after another. Raises UsageError, at once, for a cutting that
+        cannot be."""
+        return cut_document(
+            *(document.text, tokenizer, self.chunk_tokens, self.overlap),
+            form=document.form,
+            marks=document.marks,
+            headings=self.headings,
+        )
 
     def settings(self, tokenizer: Tokenizer) -> str:
         """As the catalog keeps it beside a document."""
@@ -35,6 +47,7 @@ class Cutting:
                 "version": CUTTING_VERSION,
                 "chunk_tokens": self.chunk_tokens,
                 "overlap": self.overlap,
+                "headings": self.headings,
                 "tokenizer": tokenizer.fingerprint,
             }
         )
@@ -89,6 +102,19 @@ class IngestPlan:
         return sum(len(document.chunks) for document in self.documents)
 
 
+@dataclass
+class _There:
+    """What is known, while documents are cut, of their chunks' KV. tokens: by chunk id, of all of
+    them; held: by the entry's key, the chunk's id; lacking: by chunk id, group and key, nbytes
+    theirs; damaged: ids of the chunks whose entries can't be used."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+    lacking: dict[str, tuple[str, str]] = field(default_factory=dict)
+    nbytes: int = 0
+    damaged: set[str] = field(default_factory=set)
+
+
 @dataclass(frozen=True)
 class Cutter:
     """Cuts documents for one model and store; their KV is computed behind `model.chunk_context`.
@@ -117,86 +143,96 @@ class Cutter:
         empty: list[str] = []
         unreadable: list[Unreadable] = []
         skipped: list[Skipped] = []
+        there = _There()
         for item in items:
             if isinstance(item, Unreadable):
                 unreadable.append(item)
             elif isinstance(item, Skipped):
                 skipped.append(item)
             else:
-                plan = self._document(item)
+                plan = self._document(item, there)
                 documents[item.source] = plan
                 if not plan.chunks:
                     empty.append(item.source)
-        return self._with_kv(documents.values(), empty, unreadable, skipped, on_bytes)
+        facts = tuple(empty), tuple(unreadable), tuple(skipped)
+        return self._with_kv(tuple(documents.values()), facts, there, on_bytes)
 
-    def _document(self, document: Document) -> DocumentPlan:
-        known = self.store.catalog.document(document.source)
-        settings = self.cutting.settings(self.model.tokenizer)
-        same = known and (known.digest, known.settings) == (document.digest, settings)
-        kept = self.store.catalog.chunks(document.source) if same else []
-        if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
-            texts = tuple(
-                ChunkText(c.chunk_id, c.text, c.start, c.end, c.tokens, c.place, c.headings)
-                for c in kept
-            )
-            return self._plan(document, "unchanged", texts)
-        cut = split_document(
-            document.text, self.model.tokenizer, self.cutting.chunk_tokens, self.cutting.overlap
+    def _document(self, document: Document, there: _There) -> DocumentPlan:
+        """Cuts a document, and looks up its chunks' KV while their ids are at hand."""
+        catalog, tokenizer = self.store.catalog, self.model.tokenizer
+        known = catalog.document(document.source)
+        same = known and (known.digest, known.settings, known.kind) == (
+            *(document.digest, self.cutting.settings(tokenizer), document.kind),
         )
-        state = "changed" if known else "new"
-        return self._plan(document, state, tuple(map(_chunk_text, cut)))
+        kept = catalog.chunks(document.source) if same else []
+        chunks: list[ChunkText] = []
+        if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
+            state = "unchanged"
+            for c in kept:
+                facts = c.chunk_id, c.text, c.start, c.end, c.tokens, c.place, c.headings
+                chunks.append(ChunkText(*facts))
+                if c.chunk_id not in there.tokens:
+                    self._look_up(c.chunk_id, tokenizer.encode(c.text), there)
+        else:
+            state = "changed" if known else "new"
+            for chunk in self.cutting.cut(document, tokenizer):
+                text = _chunk_text(chunk)
+                if text.chunk_id not in there.tokens:
+                    self._look_up(text.chunk_id, chunk.token_ids, there)
+                if there.nbytes > self.store.limit:  # it will be refused; how much is still told
+                    text = replace(text, text="")
+                chunks.append(text)
+        facts_of_file = document.size, document.mtime_ns, document.kind, document.notes
+        return DocumentPlan(
+            document.source, document.digest, state, tuple(chunks), *facts_of_file
+        )
 
-    @staticmethod
-    def _plan(document: Document, state: str, chunks: tuple[ChunkText, ...]) -> DocumentPlan:
-        facts = (document.size, document.mtime_ns, document.kind, document.notes)
-        return DocumentPlan(document.source, document.digest, state, chunks, *facts)
+    def _look_up(self, name: str, ids: Sequence[int], there: _There) -> None:
+        """Whether the store has the KV of a chunk."""
+        there.tokens[name] = len(ids)
+        context = self.model.chunk_context
+        if self._is_found(ids, context):
+            there.held[self.key(ids)] = name
+            return
+        place = self._place(ids, context)
+        if self.store.has_entry(place[1]):  # and what is wrong with it was told
+            there.damaged.add(name)
+        if self.store.relist(place[1]):  # it could only not be found
+            there.held[place[1]] = name
+        else:
+            there.lacking[name] = place
+            there.nbytes += self.predicted_bytes(len(ids))
 
     def _with_kv(
         self,
-        documents: Iterable[DocumentPlan],
-        empty: Sequence[str],
-        unreadable: Sequence[Unreadable],
-        skipped: Sequence[Skipped],
+        documents: tuple[DocumentPlan, ...],
+        facts: tuple[tuple[str, ...], tuple[Unreadable, ...], tuple[Skipped, ...]],
+        there: _There,
         on_bytes: OnBytes,
     ) -> IngestPlan:
-        documents = tuple(documents)
         spec, prefix = self.model.spec, self.model.template.prefix
-        context = self.model.chunk_context
-        texts = {chunk.chunk_id: chunk for document in documents for chunk in document.chunks}
-        places: dict[str, tuple[str, str]] = {}
-        held: dict[str, str] = {}  # by the entry's key, the chunk's id
-        damaged: set[str] = set()
-        for name, chunk in texts.items():
-            ids = self.model.tokenizer.encode(chunk.text)
-            if self._is_found(ids, context):
-                held[self.key(ids)] = name
-                continue
-            place = self._place(ids, context)
-            if self.store.has_entry(place[1]):  # and what is wrong with it was told
-                damaged.add(name)
-            if self.store.relist(place[1]):  # it could only not be found
-                held[place[1]] = name
-            else:
-                places[name] = place
+        places, held, damaged = there.lacking, there.held, there.damaged
         prefix_key = self._place(prefix, ())[1] if prefix else ""
         if prefix and self.store.has_entry(prefix_key):
             if not self._is_found(prefix, ()):
                 damaged.add(PREFIX)
             if PREFIX not in damaged or self.store.relist(prefix_key):
                 held[prefix_key] = PREFIX
-        there = self.store.protected(held)
-        gone = {key for key in held if key not in there}
-        checked = self._check({k: n for k, n in held.items() if k in there}, texts, on_bytes)
+        protected = self.store.protected(held)
+        gone = {key for key in held if key not in protected}
+        checked = self._check(
+            {k: n for k, n in held.items() if k in protected}, there.tokens, on_bytes
+        )
         damaged |= {held[key] for key in checked.damaged}
-        for key in (*gone, *checked.damaged):
-            name = held.pop(key)
-            if name != PREFIX:
-                ids = self.model.tokenizer.encode(texts[name].text)
-                places[name] = self._place(ids, context)
+        lost = {held.pop(key) for key in (*gone, *checked.damaged)}
+        for chunk in (chunk for document in documents for chunk in document.chunks):
+            if chunk.chunk_id in lost:
+                ids = self.model.tokenizer.encode(chunk.text)
+                places[chunk.chunk_id] = self._place(ids, self.model.chunk_context)
 
         def needed() -> int:
             """Bytes of what is still lacking, and the prefix."""
-            sizes = [self.predicted_bytes(texts[name].tokens) for name in places]
+            sizes = [self.predicted_bytes(there.tokens[name]) for name in places]
             return sum(sizes) + self.store.predicted_bytes(spec, len(prefix)) if sizes else 0
 
         nbytes = needed()
@@ -212,14 +248,11 @@ class Cutter:
             kept |= brought
             places = {name: place for name, place in places.items() if place[1] not in brought}
             nbytes = needed()
-        tokens = sum(texts[name].tokens for name in places)
         return IngestPlan(
             documents,
-            tuple(empty),
-            tuple(unreadable),
-            tuple(skipped),
+            *facts,
             frozenset(places),
-            tokens,
+            sum(there.tokens[name] for name in places),
             nbytes,
             frozenset(kept),
             len(brought),
@@ -229,14 +262,14 @@ class Cutter:
         )
 
     def _check(
-        self, held: Mapping[str, str], texts: Mapping[str, ChunkText], on_bytes: OnBytes
+        self, held: Mapping[str, str], tokens: Mapping[str, int], on_bytes: OnBytes
     ) -> Checked:
         """Reads entries, given with their chunks' ids; the damaged ones are removed."""
         if not self.check:
             return Checked(0, 0, {})
         spec, context = self.model.spec, len(self.model.chunk_context)
         total = sum(
-            predicted_file_bytes(spec, texts[name].tokens, context, chunk_id=name)
+            predicted_file_bytes(spec, tokens[name], context, chunk_id=name)
             for name in held.values()
             if name != PREFIX
         )
