@@ -148,6 +148,12 @@ class Settings:
         metavar="NAME",
         group=RETRIEVAL,
     )
+    headings: bool = setting(
+        False,
+        values.flag,
+        "Begin each chunk's text with the headings it stands under",
+        group=CHUNKING,
+    )
     top_k: int = setting(
         6,
         values.whole(1, 10_000),

@@ -93,7 +93,7 @@ class _Ledger:
         self._collections = collections
         self._plan, self._cutter, self._report = plan, cutter, report
         self._on_tokens = on_tokens
-        self._settings = cutter.cutting.settings(cutter.model.tokenizer)
+        self._settings = cutter.cutting.record(cutter.model.tokenizer.fingerprint)
         self._planned = {c.chunk_id for document in plan.documents for c in document.chunks}
         self._awaited = set(plan.missing)
         self._document = self._chunk = 0  # what comes before this chunk is done

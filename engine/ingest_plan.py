@@ -1,7 +1,6 @@
 """What an ingest has to do: documents cut into chunks, and what of them the store has already."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cache_store.catalog import ChunkText
@@ -10,47 +9,13 @@ from cache_store.entry import predicted_file_bytes
 from cache_store.keys import chunk_id, entry_key, group_key
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
-from engine.chunking import Chunk, cut_document
+from engine.chunking import Chunk, Cutting
 from engine.documents import Document, Skipped, Unreadable
-from engine.tokenizer import Tokenizer
 
 PREFIX = ""  # among chunks' ids: what prompts begin with
-CUTTING_VERSION = 2  # raise it when the same text would be cut elsewhere
 
 OnBytes = Callable[[str, int, int | None], None]
 """Told what is going on ("checking", "downloading"), the bytes so far, and of how many if known."""
-
-
-@dataclass(frozen=True)
-class Cutting:
-    """How documents are cut; a document cut otherwise counts as changed. headings: whether the
-    headings a chunk stands under are part of its text."""
-
-    chunk_tokens: int = 512
-    overlap: int = 0
-    headings: bool = False
-
-    def cut(self, document: Document, tokenizer: Tokenizer) -> Iterator[Chunk]:
-        """The document's chunks, one after another. Raises UsageError, at once, for a cutting that
-        cannot be."""
-        return cut_document(
-            *(document.text, tokenizer, self.chunk_tokens, self.overlap),
-            form=document.form,
-            marks=document.marks,
-            headings=self.headings,
-        )
-
-    def settings(self, tokenizer: Tokenizer) -> str:
-        """As the catalog keeps it beside a document."""
-        return json.dumps(
-            {
-                "version": CUTTING_VERSION,
-                "chunk_tokens": self.chunk_tokens,
-                "overlap": self.overlap,
-                "headings": self.headings,
-                "tokenizer": tokenizer.fingerprint,
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -162,9 +127,10 @@ class Cutter:
         catalog, tokenizer = self.store.catalog, self.model.tokenizer
         known = catalog.document(document.source)
         same = known and (known.digest, known.settings, known.kind) == (
-            *(document.digest, self.cutting.settings(tokenizer), document.kind),
+            *(document.digest, self.cutting.record(tokenizer.fingerprint), document.kind),
         )
         kept = catalog.chunks(document.source) if same else []
+        limit = self.store.limit
         chunks: list[ChunkText] = []
         if same and all(chunk_id(c.text) == c.chunk_id for c in kept):
             state = "unchanged"
@@ -179,7 +145,7 @@ class Cutter:
                 text = _chunk_text(chunk)
                 if text.chunk_id not in there.tokens:
                     self._look_up(text.chunk_id, chunk.token_ids, there)
-                if there.nbytes > self.store.limit:  # it will be refused; how much is still told
+                if there.nbytes > limit:  # it will be refused; how much is still told
                     text = replace(text, text="")
                 chunks.append(text)
         facts_of_file = document.size, document.mtime_ns, document.kind, document.notes

@@ -137,7 +137,7 @@ def _material(
 
 def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) -> Material:
     """What `ingest` would cut these files into; equal chunks count once."""
-    from engine.chunking import split_document
+    from engine.chunking import Cutting
     from engine.documents import Document, Unreadable, find_files, read_documents
 
     if subject.blueprint is None:
@@ -146,6 +146,7 @@ def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) ->
             "give --tokens instead of documents, or a --model with its tokenizer.json",
         )
     tokenizer = subject.blueprint.tokenizer
+    cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
     documents = 0
     sizes: dict[str, int] = {}
     for item in read_documents(find_files(paths)):
@@ -153,7 +154,7 @@ def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) ->
             out.warn(f"{shown_source(item.source)}: {item.reason}", "left out")
         if isinstance(item, Document):
             documents += 1
-            cut = split_document(item.text, tokenizer, settings.chunk_tokens, settings.overlap)
+            cut = cutting.cut(item, tokenizer)
             sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
     if not sizes:
         out.warn("no text was found in what was named", "give documents, or --tokens")

@@ -121,8 +121,9 @@ def _ingest(
     places: tuple[str, ...],
     found: list[Found],
 ) -> None:
+    from engine.chunking import Cutting
     from engine.ingest import IngestReport, run_ingest
-    from engine.ingest_plan import Cutter, Cutting
+    from engine.ingest_plan import Cutter
     from engine.model import choose_device
 
     for place in places:
@@ -139,7 +140,7 @@ def _ingest(
             out.warn(f"{problem.where}: {problem.what}")
         if store.read_only:
             raise UsageError(f"{settings.store}: the store cannot be written", "see its owner")
-        cutting = Cutting(settings.chunk_tokens, settings.overlap)
+        cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
         cutter = Cutter(store, blueprint, cutting, settings.check)
         with out.progress("checking", unit="bytes") as progress:
             plan = cutter.plan(_read(out, found), _shown(progress))
@@ -235,9 +236,10 @@ def _show_chunks(
 ) -> None:
     """What `ingest` would cut, without opening the store or the weights."""
     from cache_store.entry import predicted_file_bytes
-    from engine.chunking import split_document
+    from engine.chunking import Cutting
     from engine.documents import Document, Unreadable, read_documents
 
+    cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
     context_tokens = len(blueprint.chunk_context)
     failed, count = False, 0
     sizes: dict[str, tuple[int, int]] = {}  # of distinct chunks, tokens and bytes
@@ -250,10 +252,7 @@ def _show_chunks(
                 failed = True
             if not isinstance(item, Document):
                 continue
-            cut = split_document(
-                item.text, blueprint.tokenizer, settings.chunk_tokens, settings.overlap
-            )
-            for ordinal, chunk in enumerate(cut):
+            for ordinal, chunk in enumerate(cutting.cut(item, blueprint.tokenizer)):
                 tokens = len(chunk.token_ids)
                 nbytes = predicted_file_bytes(blueprint.shape, tokens, context_tokens)
                 sizes[chunk.chunk_id] = tokens, nbytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -152,17 +151,12 @@ def _with_documents(
 
 def _cut_otherwise(store: ChunkStore, settings: Settings, present: Present | None) -> list[str]:
     """Documents that ingesting with the present settings would cut anew."""
-    found = []
-    for info in store.catalog.documents():
-        try:
-            cut = json_module.loads(info.settings)
-            was = (cut["chunk_tokens"], cut["overlap"], cut["tokenizer"])
-        except (ValueError, TypeError, KeyError):
-            was = None
-        tokenizer = present.spec.tokenizer if present else ""
-        if was != (settings.chunk_tokens, settings.overlap, tokenizer):
-            found.append(info.source)
-    return found
+    from engine.chunking import Cutting
+
+    cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
+    now = cutting.record(present.spec.tokenizer if present else "")
+    documents = store.catalog.documents()
+    return [info.source for info in documents if info.settings != now]
 
 
 def _report(

@@ -208,7 +208,7 @@ class _Cutter:
 
     def _fits(self, start: int, end: int) -> bool:
         """Whether a chunk could be `[start, end)`."""
-        lead, lead_tokens = self._lead(start)
+        lead, _ = self._lead(start)
         size = int(self._limit * self._chars_per_token * 1.25) + 64
         while start + size < end:  # far too long is told without encoding all of it
             size *= 2
