@@ -149,9 +149,7 @@ class Cutter:
                     text = replace(text, text="")
                 chunks.append(text)
         facts_of_file = document.size, document.mtime_ns, document.kind, document.notes
-        return DocumentPlan(
-            document.source, document.digest, state, tuple(chunks), *facts_of_file
-        )
+        return DocumentPlan(document.source, document.digest, state, tuple(chunks), *facts_of_file)
 
     def _look_up(self, name: str, ids: Sequence[int], there: _There) -> None:
         """Whether the store has the KV of a chunk."""
