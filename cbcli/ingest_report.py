@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cbcli.output import Output
@@ -10,6 +12,7 @@ from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from engine.blueprint import Blueprint
+    from engine.documents import Skipped
     from engine.ingest import IngestReport
     from engine.ingest_plan import IngestPlan
 
@@ -56,6 +59,7 @@ def tell(
                 "seconds": seconds,
                 "empty": list(plan.empty),
                 "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
+                "skipped_counts": _by_reason(plan.skipped),
                 "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
                 "notes": [{"source": d.source, "note": note} for d, note in notes],
             }
@@ -86,14 +90,27 @@ def tell(
             f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "
             f"more, {size_text(report.dropped_bytes)} freed"
         )
-    for label, names in (
-        ("empty", plan.empty),
-        ("skipped", [f"{shown_source(item.source)} ({item.reason})" for item in plan.skipped]),
-    ):
-        if names:
-            shown = ", ".join(shown_source(name) for name in names[:3])
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            out.line(f"{len(names)} {label}: {shown}{more}")
+    if plan.empty:
+        shown = ", ".join(shown_source(name) for name in plan.empty[:3])
+        more = f" and {len(plan.empty) - 3} more" if len(plan.empty) > 3 else ""
+        out.line(f"{len(plan.empty)} empty: {shown}{more}")
+    tell_skipped(out, plan.skipped)
+
+
+def tell_skipped(out: Output, skipped: Sequence[Skipped]) -> None:
+    """What of the folders was left out, by reason; each of them with -v."""
+    if not skipped:
+        return
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in _by_reason(skipped).items())
+    hint = "" if out.verbose else " (-v names them)"
+    out.line(f"left out: {counts}{hint}")
+    for item in skipped:
+        out.note(f"left out: {shown_source(item.source)} ({item.reason})", level=1)
+
+
+def _by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:
+    """How many were left out for each reason, the commonest first."""
+    return dict(Counter(item.reason for item in skipped).most_common())
 
 
 def _checks(plan: IngestPlan) -> str:

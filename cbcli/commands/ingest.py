@@ -119,7 +119,7 @@ def _ingest(
     settings: Settings,
     blueprint: Blueprint,
     places: tuple[str, ...],
-    found: list[Found],
+    found: Iterable[Found],
 ) -> None:
     from engine.chunking import Cutting
     from engine.ingest import IngestReport, run_ingest
@@ -206,11 +206,11 @@ def _scene(out: Output, settings: Settings) -> Iterator[IngestScene | None]:
         view.close(keep=False)  # what was done is reported
 
 
-def _read(out: Output, found: list[Found]) -> Iterator[Document | Unreadable | Skipped]:
+def _read(out: Output, found: Iterable[Found]) -> Iterator[Document | Unreadable | Skipped]:
     """Reads the files one by one, with progress."""
     from engine.documents import read_documents
 
-    with out.progress("reading", unit="files", total=len(found)) as progress:
+    with out.progress("reading", unit="files") as progress:
         for number, item in enumerate(read_documents(found), 1):
             yield item
             progress.update(number)

@@ -4,6 +4,7 @@ find_files     what is read of the paths a user typed
 read_documents their text, with where in it pages and the like begin
 """
 
+from engine.documents.choice import FileChoice
 from engine.documents.document import (
     STDIN,
     Document,
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_BYTES",
     "STDIN",
     "Document",
+    "FileChoice",
     "Found",
     "FoundFile",
     "Mark",

@@ -54,8 +54,9 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file inside a folder that is left out on purpose: an image, an archive, a symbolic link.
-    `reason`: a word or a few, so that those of one kind can be counted."""
+    """What is inside a folder and left out on purpose: ignored, hidden, an image, an archive, a
+    symbolic link. `reason`: a word or a few, so that those of one kind can be counted. Of what is
+    in a folder that is left out nothing more is said."""
 
     source: str
     reason: str
@@ -63,11 +64,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file to read; `path` None: standard input; `named`: the user typed this very path."""
+    """A file to read; `path` None: standard input; `named`: the user typed this very path;
+    `binary`: what looks binary is read too, where it can be read as text."""
 
     source: str
     path: Path | None
     named: bool
+    binary: bool = False
 
 
 Found = FoundFile | Unreadable | Skipped
