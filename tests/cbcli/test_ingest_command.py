@@ -183,15 +183,15 @@ def test_what_cannot_be_read_is_reported_and_the_rest_ingested(world: World) -> 
     assert [Path(u["source"]).name for u in told["unreadable"]] == ["gone.md"]
     assert [(Path(s["source"]).name, s["reason"]) for s in told["skipped"]] == [
         (".hidden", "hidden"),
-        ("picture.png", "binary"),
+        ("picture.png", "image"),
     ]
-    assert told["skipped_counts"] == {"hidden": 1, "binary": 1}
+    assert told["skipped_counts"] == {"hidden": 1, "image": 1}
     assert sorted(Path(e).name for e in told["empty"]) == ["blank.txt", "empty.txt"]
     result = world("ingest", "docs")
     assert result.exit_code == 1
     assert "gone.md" in result.stderr
     assert "2 empty" in result.stdout
-    assert "left out: 1 hidden, 1 binary" in result.stdout
+    assert "left out: 1 hidden, 1 image" in result.stdout
 
 
 def test_hostile_documents(world: World) -> None:
