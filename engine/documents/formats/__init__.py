@@ -15,10 +15,14 @@ from engine.documents.content import Content, Converted, Reader
 _READERS = {
     "code": "code",
     "csv": "tables",
+    "docx": "docx",
+    "epub": "epub",
+    "html": "html",
     "json": "json_values",
     "jsonl": "json_lines",
     "markdown": "markdown",
     "notebook": "notebooks",
+    "pdf": "pdf",
     "text": "plain",
 }
 

@@ -1,0 +1,188 @@
+"""PDF: the text of its pages, by PDFium."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from engine.documents.content import Content, Converted, Unconvertible
+from engine.documents.document import Mark
+from engine.documents.page_layout import (
+    Page,
+    Run,
+    lines_of,
+    paragraphs,
+    without_running_titles,
+)
+
+MAX_PAGES = 50_000
+MAX_CHARS = 256 * 2**20
+_HYPHEN = "\x02"  # PDFium's, where a word is parted at a line's end
+_BREAK = re.compile("[\r\n\x02]+")
+_UNKNOWN = re.compile("[\0\ufffd\ue000-\uf8ff]")
+_WIDE_GAP = 1.3  # times the font's height
+
+
+def read(content: Content) -> Converted:
+    import pypdfium2
+
+    try:
+        pdf = pypdfium2.PdfDocument(content.raw)
+    except pypdfium2.PdfiumError as error:
+        # PDFium's number of an error may be that of an earlier file.
+        if b"/Encrypt" in content.raw and re.search("password|security", str(error), re.I):
+            raise Unconvertible("is encrypted; save it without its password") from None
+        raise Unconvertible("is damaged, or a PDF without pages: it can't be opened") from None
+    try:
+        return _converted(pdf)
+    finally:
+        pdf.close()
+
+
+def _converted(pdf: Any) -> Converted:
+    count = len(pdf)
+    if count == 0:
+        raise Unconvertible("is a PDF without pages")
+    if count > MAX_PAGES:
+        raise Unconvertible(f"has {count} pages, more than {MAX_PAGES}; split it")
+    pages: list[Page] = []
+    damaged = without = unknown = chars = 0
+    for number in range(1, count + 1):
+        try:
+            page, has_content = _page(pdf, number)
+        except Exception:  # pypdfium2's own kind, or what broken numbers make of it
+            damaged += 1
+            continue
+        pages.append(page)
+        text = "".join(line.text for line in page.lines)
+        chars += len(text)
+        if chars > MAX_CHARS:
+            raise Unconvertible(f"has more than {MAX_CHARS // 2**20} million letters; split it")
+        without += has_content and not text.strip()
+        unknown += len(_UNKNOWN.findall(text)) > 0.3 * len(text) > 0
+    if not chars:
+        if damaged == count:
+            raise Unconvertible("is damaged: none of its pages can be read")
+        raise Unconvertible("has no text, as scans have none; run it through OCR first")
+    text, places, headings = paragraphs(without_running_titles(pages))
+    marks = tuple(Mark(start, "page", number) for start, number in places)
+    told = ((damaged, "can't be read"), (without, "no text"), (unknown, "text without letters"))
+    notes = tuple(_note(pages_so, count, what) for pages_so, what in told if pages_so)
+    return Converted(text, "markdown" if headings else "text", marks, notes)
+
+
+def _note(pages: int, count: int, what: str) -> str:
+    whole = f"{pages} of {count} page{'s' * (count != 1)}"
+    if what.startswith("can't"):
+        return f"{whole} {what}"
+    return f"{whole} {'has' if pages == 1 else 'have'} {what}"
+
+
+def _page(pdf: Any, number: int) -> tuple[Page, bool]:
+    """A page, and whether anything is drawn on it."""
+    import pypdfium2.raw as pdfium
+
+    page = pdf[number - 1]
+    try:
+        text_page = page.get_textpage()
+        try:
+            _left, bottom, _right, top = page.get_bbox()
+            runs = list(_runs(text_page))
+            has_content = bool(runs) or pdfium.FPDFPage_CountObjects(page) > 0
+        finally:
+            text_page.close()
+        return Page(number, top, bottom, lines_of(runs)), has_content
+    finally:
+        page.close()
+
+
+def _runs(text_page: Any) -> Iterator[Run]:
+    """The runs of a page, in the order they were written."""
+    text = _text(text_page)
+    box = _Boxes(text_page)
+    start = 0
+    for found in [*_BREAK.finditer(text), None]:
+        end = found.start() if found else len(text)
+        hyphen = "-" if found and _HYPHEN in found[0] else ""
+        yield from _line_runs(text, start, end, hyphen, box)
+        start = found.end() if found else end
+
+
+def _line_runs(text: str, start: int, end: int, hyphen: str, box: _Boxes) -> Iterator[Run]:
+    """One printed line, cut where there is a wide gap."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    if start == end:
+        return
+    size = sorted(box.height(at) for at in (start, (start + end) // 2, end - 1))[1]
+    begin = place = start
+    while True:
+        space = text.find(" ", place, end)
+        if space < 0:
+            break
+        place = space + 1
+        while place < end and text[place] == " ":
+            place += 1
+        if box.left(place) - box.right(space - 1) > _WIDE_GAP * size:
+            yield _run(text[begin:space], begin, space - 1, size, box)
+            begin = place
+    yield _run(text[begin:end] + hyphen, begin, end - 1, size, box)
+
+
+def _run(text: str, first: int, last: int, size: float, box: _Boxes) -> Run:
+    clean = " ".join(text.replace("\0", "\ufffd").split())
+    return Run(clean, box.left(first), box.right(last), box.baseline(first), size)
+
+
+def _text(text_page: Any) -> str:
+    """The page's characters, one for each of PDFium's, so that places in both are the same."""
+    import pypdfium2.raw as pdfium
+
+    count = text_page.count_chars()
+    if count <= 0:
+        return ""
+    buffer = (ctypes.c_ushort * (count + 1))()
+    written = pdfium.FPDFText_GetText(text_page, 0, count, buffer) - 1
+    if written == count:
+        units = bytes(buffer)[: 2 * count]
+        text = units.decode("utf-16-le", "replace")
+        if len(text) == count:  # no character is two units
+            return text.replace("\ufffe", _HYPHEN)
+    codes = (pdfium.FPDFText_GetUnicode(text_page, place) for place in range(count))
+    return "".join(chr(code) if code < 0x110000 else "\ufffd" for code in codes)
+
+
+class _Boxes:
+    """Where a page's characters stand."""
+
+    def __init__(self, text_page: Any) -> None:
+        import pypdfium2.raw as pdfium
+
+        self._page = text_page
+        self._box = pdfium.FPDFText_GetCharBox
+        self._loose = pdfium.FPDFText_GetLooseCharBox
+        self._origin = pdfium.FPDFText_GetCharOrigin
+        self._rect = pdfium.FS_RECTF()
+        self._numbers = [ctypes.c_double() for _ in range(4)]
+        self._pointers = [ctypes.byref(number) for number in self._numbers]
+
+    def left(self, place: int) -> float:
+        self._box(self._page, place, *self._pointers)
+        return self._numbers[0].value
+
+    def right(self, place: int) -> float:
+        self._box(self._page, place, *self._pointers)
+        return self._numbers[1].value
+
+    def baseline(self, place: int) -> float:
+        self._origin(self._page, place, *self._pointers[:2])
+        return self._numbers[1].value
+
+    def height(self, place: int) -> float:
+        """Of the font, at least a point."""
+        self._loose(self._page, place, ctypes.byref(self._rect))
+        return float(max(1.0, self._rect.top - self._rect.bottom))

@@ -1,0 +1,103 @@
+"""Pages in reading order: paragraphs whole, columns apart, running titles once."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.documents.page_layout import Page, Run, lines_of, without_running_titles
+from tests.engine.documents.awkward import columns, pdf, scan
+from tests.engine.documents.reading import at_marks, document
+
+LONG = "The harbour master keeps the log of every boat that passes the lighthouse, and"
+
+
+def test_lines_become_paragraphs_and_large_ones_headings(tmp_path: Path) -> None:
+    page = f"# Tides\n{LONG}\nwrites down the tide.\n\n# Height\n{LONG}\nwrites on."
+    found = document(tmp_path, "a.pdf", pdf(page))
+    assert (found.kind, found.form) == ("pdf", "markdown")
+    assert (
+        found.text == f"# Tides\n\n{LONG} writes down the tide.\n\n# Height\n\n{LONG} writes on.\n"
+    )
+
+
+def test_pages_are_marked_and_a_sentence_goes_on_over_them(tmp_path: Path) -> None:
+    found = document(
+        tmp_path, "a.pdf", pdf(f"First.\n\n{LONG}", "writes down the tide.", "", "End.")
+    )
+    assert found.text == f"First.\n\n{LONG} writes down the tide.\n\nEnd.\n"
+    assert found.form == "text"
+    assert at_marks(found) == {
+        ("page", 1): f"First.\n\n{LONG}",
+        ("page", 2): "writes down the tide.",
+        ("page", 4): "End.",
+    }
+    assert found.notes == ()
+
+
+def test_words_parted_at_a_lines_end(tmp_path: Path) -> None:
+    lines = [
+        "A well-known light-",
+        "house stands there. Another well-",
+        "known one is an anti-",
+        "Roman tower, seen from a light",
+        "boat.",
+    ]
+    text = document(tmp_path, "a.pdf", pdf("\n".join(lines))).text
+    assert text == (
+        "A well-known lighthouse stands there. Another well-known one is an anti-Roman tower, "
+        "seen from a light boat.\n"
+    )
+
+
+def test_two_columns_written_across(tmp_path: Path) -> None:
+    left = [f"left line {n} keeps the log of boats" for n in range(20)]
+    right = [f"right line {n} writes down the tides" for n in range(20)]
+    heading = "A heading that goes across both of the columns of this page, quite wide indeed"
+    found = document(tmp_path, "a.pdf", columns(left, right, heading))
+    words = found.text.split()
+    numbers = [words[place + 2] for place, word in enumerate(words) if word in ("left", "right")]
+    assert numbers == [str(n) for n in range(20)] * 2
+    assert found.text.startswith(heading)
+    assert words.index("right") > len(words) // 2
+
+
+def test_a_table_stays_row_by_row(tmp_path: Path) -> None:
+    found = document(tmp_path, "a.pdf", columns(["Day", "Monday"] * 6, ["Height", "4.5 m"] * 6))
+    assert found.text == "Day   Height\nMonday   4.5 m\n" * 6
+
+
+def test_running_titles_and_page_numbers_are_told_from_text(tmp_path: Path) -> None:
+    pages = [
+        f"Page text {name}.\n\n\n\nHarbour report" for name in "one two three four five".split()
+    ]
+    text = document(tmp_path, "a.pdf", pdf(*pages, head="Harbour report 2024")).text
+    assert text.count("Harbour report 2024") == 1
+    assert "of 5" not in text
+    assert text.count("Harbour report\n") == 5
+    assert all(page.split("\n")[0] in text for page in pages)
+
+
+def test_the_same_line_inside_pages_is_no_running_title() -> None:
+    runs = [Run("Chapter", 60, 100, 800, 11), Run("Again and again", 60, 120, 400, 11)]
+    pages = [Page(n, 842, 0, lines_of(runs)) for n in range(1, 7)]
+    kept = without_running_titles(pages)
+    assert [len(page.lines) for page in kept] == [2, 1, 1, 1, 1, 1]
+
+
+def test_two_pages_have_no_running_titles(tmp_path: Path) -> None:
+    text = document(tmp_path, "a.pdf", pdf("One.", "Two.", head="Report")).text
+    assert text.count("Report") == 2
+
+
+def test_pages_without_text_are_told(tmp_path: Path) -> None:
+    found = document(tmp_path, "a.pdf", scan(3, text_on=2))
+    assert found.notes == ("2 of 3 pages have no text",)
+    assert [mark.number for mark in found.marks] == [2]
+
+
+@pytest.mark.parametrize("text", ["# not a heading", "```", "---"])
+def test_what_looks_like_markdown_is_text(tmp_path: Path, text: str) -> None:
+    found = document(tmp_path, "a.pdf", pdf(f"# Real\n{LONG}\n\n\n {text}\n\n\n{LONG}"))
+    assert found.form == "markdown"
+    assert f"\n{text}" not in found.text.removeprefix("# Real")
+    assert text.removeprefix("# ") in found.text
