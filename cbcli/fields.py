@@ -41,12 +41,13 @@ def count_or_none(count: int | None) -> str:
 
 CHUNK_ID = Field("chunk_id", "chunk", lambda value: value[:SHOWN_DIGITS])
 SOURCE = Field("source", show=shown_source)
+HEADINGS = Field("headings", show=" > ".join, column=False)
 POSITION = (
     Field("ordinal", right=True, column=False),
     Field("start", right=True, column=False),
     Field("end", right=True, column=False),
     Field("place", show=place_text, column=False),
-    Field("headings", show=" > ".join, column=False),
+    HEADINGS,
 )
 TOKENS = Field("tokens", show=count_text, right=True)
 BYTES = Field("bytes", "size", size_or_none, right=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +14,24 @@ from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.chooser import Chooser
 from cbcli.command import Json, Verbose, app_options, examples
+from cbcli.fields import (
+    CHUNK_ID,
+    HEADINGS,
+    POSITION,
+    SHOWN_DIGITS,
+    SOURCE,
+    TEXT,
+    TOKENS,
+    place_text,
+)
+from cbcli.listing import Field, Fields, Jsonl, ListForm, Listing, QuietIds, Record
 from cbcli.output import Output
 from cbcli.question import read_question
 from cbcli.records import chunk_record
 from cbcli.session import shown_source
 from cbcli.settings import load_settings
+from cbcli.text import one_line
 
-DIGITS = 12  # of a chunk's id, in the table
 SNIPPET = 160  # characters
 
 app = typer.Typer(**app_options())
@@ -43,11 +56,10 @@ def search(
         bool, typer.Option("--full", help="Print the whole text of every chunk.")
     ] = False,
     options: flags.Options = flags.NONE,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Print one JSON object a chunk, a line each.")
-    ] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the ids alone.")] = False,
+    jsonl: Jsonl = False,
+    fields: Fields = None,
+    quiet: QuietIds = False,
     verbose: Verbose = 0,
 ) -> None:
     """Find the stored chunks that fit a question, best first: what `ask` would answer from.
@@ -55,7 +67,7 @@ def search(
     No model is loaded. More score is better; what it means depends on the retriever. Neighbours
     of a hit have no rank and no score.
     """
-    out = Output(json=json or jsonl, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
     settings = load_settings(options)
     text = read_question(question)
     with ChunkStore.open(settings.store, read_only=True) as opened:
@@ -66,46 +78,48 @@ def search(
     for chunk in chunks:
         hit = hits.get(chunk.chunk_id)
         found.append((hit.chunk, hit.rank, hit.score) if hit else (chunk, None, None))
-    if jsonl:
-        for one in found:
-            out.data(_record(one))
-    elif json:
-        out.data({"question": text, "hits": [_record(one) for one in found]})
-    elif quiet:
-        for chunk, _, _ in found:
-            out.line(chunk.chunk_id)
-    elif full:
+    if full and not (out.json or quiet or fields):
         _print_full(out, found)
-    else:
-        _print_table(out, text, found)
+        return
+    records = [
+        {"rank": rank, "score": score, **chunk_record(chunk)} for chunk, rank, score in found
+    ]
+    listing = _listing(headings=any(chunk.headings for chunk, _, _ in found))
+    out.list(
+        listing,
+        records,
+        rows=partial(_row, text, full=full),
+        around=lambda hits: {"question": text, "hits": hits},
+    )
 
 
-def _record(found: Found) -> dict[str, Any]:
-    chunk, rank, score = found
-    return {"rank": rank, "score": score, **chunk_record(chunk)}
+def _listing(*, headings: bool) -> Listing:
+    """The fields of a hit; headings: whether any chunk stands under one."""
+    under = replace(HEADINGS, title="under", column=headings)
+    fields = [
+        Field("rank", right=True),
+        Field("score", show=_score, right=True),
+        CHUNK_ID,
+        Field("where", "source", raw=False),
+        under,
+        replace(SOURCE, column=False),
+        *(item for item in POSITION if item is not HEADINGS),
+        replace(TOKENS, column=False),
+        Field("snippet", "text", one_line, raw=False),
+        replace(TEXT, title="beginning", column=False),
+    ]
+    return Listing("hits", "chunk_id", tuple(fields))
 
 
-def _print_table(out: Output, question: str, found: Sequence[Found]) -> None:
+def _row(question: str, record: Record, *, full: bool) -> list[dict[str, Any]]:
+    """A hit's line in the table: with its place, and what of it is about the question."""
     from cbcli.snippet import snippet
     from engine.retrieval.terms import question_terms
 
-    wanted = question_terms(question)
-    rows = [
-        [
-            "" if rank is None else rank,
-            _score(score),
-            chunk.chunk_id[:DIGITS],
-            _where(chunk),
-            " > ".join(chunk.headings),
-            snippet(chunk.text, wanted, SNIPPET),
-        ]
-        for chunk, rank, score in found
-    ]
-    headers = ["rank", "score", "chunk", "source", "under", "text"]
-    if not any(chunk.headings for chunk, _, _ in found):
-        headers.remove("under")
-        rows = [[*row[:4], row[5]] for row in rows]
-    out.table(headers, rows, right=["rank", "score"])
+    place = place_text(record["place"])
+    where = shown_source(record["source"]) + (f", {place}" if place else "")
+    part = record["text"] if full else snippet(record["text"], question_terms(question), SNIPPET)
+    return [{**record, "where": where, "snippet": part}]
 
 
 def _print_full(out: Output, found: Sequence[Found]) -> None:
@@ -114,7 +128,7 @@ def _print_full(out: Output, found: Sequence[Found]) -> None:
             out.line()
         said = f"{rank}. score {_score(score)}" if rank is not None else "beside a hit"
         under = f", under {' > '.join(chunk.headings)}" if chunk.headings else ""
-        out.line(f"{said}  {chunk.chunk_id[:DIGITS]}  {_where(chunk)}{under}", style="bold")
+        out.line(f"{said}  {chunk.chunk_id[:SHOWN_DIGITS]}  {_where(chunk)}{under}", style="bold")
         out.line(chunk.text.strip("\n"))
 
 
