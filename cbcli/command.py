@@ -26,11 +26,13 @@ setting; a new field there with `group=RETRIEVAL` is a flag of every command wit
 one by itself puts it on top: `load_settings({**options, "model": model})`.
 
 Failures are raised as classes of `cache_store.errors` and end up in `cbcli.errors`; a command that
-did only part of its work says so and raises `typer.Exit(1)`.
+did only part of its work says so and raises
+`typer.Exit(ExitCode.FAILED)`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -43,6 +45,7 @@ from typer.core import TyperGroup
 
 from cache_store.errors import UsageError
 from cbcli import errors
+from cbcli.errors import ExitCode
 from cbcli.output import Output, to_stdout
 from cbcli.text import visible
 
@@ -82,7 +85,7 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
             typer.echo(self.get_help(ctx), err=True)
-            raise typer.Exit(2)
+            raise typer.Exit(ExitCode.USAGE)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -108,13 +111,14 @@ class Group(TyperGroup):
                 sys.stdout.flush()
         except BrokenPipeError:
             _stop_writing()
-            sys.exit(1)
+            sys.exit(ExitCode.PIPE_CLOSED)
         except (Exception, KeyboardInterrupt) as error:  # the one place where all of them end
             out = Output(json=wanted.json)
             if wanted.debug and not isinstance(error, KeyboardInterrupt):
                 sys.stderr.write(visible(errors.traceback_text(error)))
             failure = errors.describe(error)
-            out.error(failure)
+            with contextlib.suppress(BrokenPipeError):
+                out.error(failure)
             sys.exit(failure.code)
         sys.exit(result if isinstance(result, int) else 0)
 

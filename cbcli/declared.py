@@ -294,6 +294,14 @@ class Settings:
     live: bool = setting(
         False, values.flag, "Show on stderr how ask and ingest go on, by layer and by chunk"
     )
+    progress: str = setting(
+        "auto",
+        values.choice("auto", "plain", "none"),
+        "Progress on stderr: auto (a bar on a terminal), plain (lines, in a log too) or none",
+    )
+    pager: bool | str = setting(
+        True, values.pager, "Show long lists through a pager; or its command"
+    )
     max_tokens: int = setting(
         256, values.whole(1), "Most tokens of an answer", short="-n", group=SAMPLING
     )

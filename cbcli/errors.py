@@ -1,7 +1,6 @@
-"""Every way a command can fail, as one line on stderr and an exit code.
+"""Every way a command can fail, as one line on stderr and an exit code of `ExitCode`.
 
-0 done · 1 failed · 2 usage or settings · 3 model, chunk or document not found · 4 integrity ·
-130 interrupted. Commands raise the classes of `cache_store.errors`; nothing else needs handling in
+Commands raise the classes of `cache_store.errors`; nothing else needs handling in
 a command, for `cbcli.command.Group` brings all of it here.
 """
 
@@ -13,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import typer
@@ -20,17 +20,42 @@ import typer
 from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, UsageError
 
 
+class ExitCode(IntEnum):
+    """All that a command can exit with. Above 128 it is 128 + the number of the signal."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    INTEGRITY = 4
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+    TERMINATED = 143
+
+
+EXIT_MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed, in part or as a whole",
+    ExitCode.USAGE: "a flag, an argument or a setting is wrong, or something does not fit",
+    ExitCode.NOT_FOUND: "a model, chunk, document, collection or file is not there",
+    ExitCode.INTEGRITY: "an integrity check failed: something stored is damaged",
+    ExitCode.INTERRUPTED: "interrupted with Ctrl-C",
+    ExitCode.PIPE_CLOSED: "whoever read standard output stopped reading, as `head` does",
+    ExitCode.TERMINATED: "ended by SIGTERM",
+}
+
+
 class Interrupted(CacheblendError):
-    """Ctrl-C (exit 130)."""
+    """Ctrl-C."""
 
     kind = "interrupted"
 
 
-EXIT_CODES: tuple[tuple[type[CacheblendError], int], ...] = (
-    (UsageError, 2),
-    (NotFoundError, 3),
-    (IntegrityError, 4),
-    (Interrupted, 130),
+EXIT_CODES: tuple[tuple[type[CacheblendError], ExitCode], ...] = (
+    (UsageError, ExitCode.USAGE),
+    (NotFoundError, ExitCode.NOT_FOUND),
+    (IntegrityError, ExitCode.INTEGRITY),
+    (Interrupted, ExitCode.INTERRUPTED),
 )
 
 _OS_ADVICE = {
@@ -78,7 +103,7 @@ class Wanted:
 def describe(error: BaseException) -> Failure:
     """What to say about `error`; an error nobody foresaw is called a bug, with its place."""
     if isinstance(error, CacheblendError):
-        code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+        code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
         return Failure(error.kind, error.message, error.hint, code)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return describe(Interrupted("interrupted"))
@@ -89,7 +114,7 @@ def describe(error: BaseException) -> Failure:
             "failed",
             "out of memory",
             "use fewer or shorter chunks (--top-k), a smaller model, or another --device",
-            1,
+            ExitCode.FAILED,
         )
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
@@ -98,13 +123,13 @@ def describe(error: BaseException) -> Failure:
             "failed",
             f"{where}: {what}" if where else what,
             _OS_ADVICE.get(error.errno or 0, ""),
-            1,
+            ExitCode.FAILED,
         )
     return Failure(
         "internal",
         f"{type(error).__name__} in {_place(error)}: {error}",
         "this is a bug in cacheblend; CACHEBLEND_DEBUG=1 shows where it happened",
-        1,
+        ExitCode.FAILED,
     )
 
 

@@ -5,7 +5,7 @@ A command makes one `Output` from its three common options and uses nothing else
     out = Output(json=json, quiet=quiet, verbose=verbose)
     out.note("getting the model")        stderr; not with --quiet, nor in a --json pipeline
     with out.progress("reading", unit="tokens", total=n) as progress:
-        progress.update(done)            a bar on a terminal, else a line every ten seconds
+        progress.update(done)            a bar on a terminal; see the setting `progress`
     if out.json:
         out.data({"chunks": 3})          stdout, one line of JSON
     else:
@@ -14,7 +14,7 @@ A command makes one `Output` from its three common options and uses nothing else
 
 Text is never markup, and text from documents and models is made harmless (`cbcli.text`) whatever
 it goes to; JSON escapes by itself. Piped output has no colour and no boxes: columns are aligned
-with spaces. With --json, stderr holds JSON lines only: errors, and warnings as {"warning": …}.
+with spaces. On a terminal long tables, and what is printed within `out.paged()`, go to a pager. With --json, stderr holds JSON lines only: errors, and warnings as {"warning": …}.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 from cache_store.errors import CacheblendError
+from cbcli.display import Display
 from cbcli.errors import Failure
 from cbcli.listing import ListForm, Listing, Record, print_list
+from cbcli.pager import fits, page, pager_command
 from cbcli.progress import Progress
+from cbcli.terminal import Looks, is_terminal
 from cbcli.text import VisibleStream, one_line, shorten, visible, width
 
 if TYPE_CHECKING:
     from cbcli.live.view import Scene, View
 
-_STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "33"}
-
 
 class Output:
     """Where and how a command prints.
 
-    `json`, `quiet` and `verbose` are the command's options; `form`: how it is to list. The streams
-    default to the process's own at the moment of the call. `env` is read for NO_COLOR and TERM.
+    `json`, `quiet` and `verbose` are the command's options; `form`: how it is to list; `options`:
+    settings given as flags, of which `progress` and `pager` count here. The streams default to the
+    process's own at the moment of the call. `env` is read for what `cbcli.terminal.Looks` knows.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Output:
         quiet: bool = False,
         verbose: int = 0,
         form: ListForm = ListForm(),  # noqa: B008
+        options: Mapping[str, object] | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         env: Mapping[str, str] = os.environ,
@@ -64,9 +68,10 @@ class Output:
         self.verbose = verbose
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
-        self._dumb = env.get("TERM") == "dumb"
-        self._bright = env.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
-        self._plain = self._dumb or bool(env.get("NO_COLOR"))
+        self._looks = Looks(env)
+        self._env = env
+        self._options = options or {}
+        self._collected: list[str] | None = None
         self._progress: Progress | None = None
         self._live: tuple[Scene, View] | None = None
         self._pieces: VisibleStream | None = None
@@ -82,7 +87,7 @@ class Output:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """`text`, which may have several lines, and a newline."""
-        self._print(self._styled(self._stdout, visible(text), style) + "\n")
+        self._print(self._looks.styled(self._stdout, visible(text), style) + "\n")
 
     def table(
         self,
@@ -101,7 +106,7 @@ class Output:
         cells = [[one_line(str(cell)) for cell in row] for row in (headers, *rows)]
         widths = _widths(cells)
         left_out: list[str] = []
-        if _is_terminal(self._stdout):
+        if is_terminal(self._stdout):
             columns = shutil.get_terminal_size().columns
             if _total(widths) > columns:
                 cells, left_out = _without_alike(cells, once)
@@ -116,8 +121,9 @@ class Output:
                 parts.append(pad + text if header in right else text + pad)
             return "  ".join(parts).rstrip()
 
-        self._print(self._styled(self._stdout, laid(cells[0]), "bold") + "\n")
-        self._print("".join(laid(row) + "\n" for row in cells[1:]))
+        with self.paged():
+            self._print(self._looks.styled(self._stdout, laid(cells[0]), "bold") + "\n")
+            self._print("".join(laid(row) + "\n" for row in cells[1:]))
         if left_out:
             self._print("", flush=True)
             self.note(f"all of them: {', '.join(left_out)}")
@@ -140,7 +146,7 @@ class Output:
         for label, value in shown:
             pad = " " * (columns - width(label))
             text = value.replace("\n", "\n" + " " * (columns + 2))
-            name = self._styled(self._stdout, label, "bold")
+            name = self._looks.styled(self._stdout, label, "bold")
             self._print(f"{name}{pad}  {text}".rstrip() + "\n")
 
     def piece(self, text: str) -> None:
@@ -150,10 +156,37 @@ class Output:
         self._write_piece(self._pieces.push(text))
 
     def _print(self, text: str, *, flush: bool = False) -> None:
+        if self._collected is not None:
+            self._collected.append(text)
+            return
         with to_stdout():
             self._stdout.write(text)
             if flush:
                 self._stdout.flush()
+
+    @contextlib.contextmanager
+    def paged(self) -> Iterator[None]:
+        """Within, what goes to stdout is held back and then, where it is longer than the terminal,
+        shown in the user's pager. Nowhere else but on a terminal, and not as JSON."""
+        wanted = self._collected is None and not self.json and is_terminal(self._stdout)
+        command = pager_command(self._display.pager, self._env) if wanted else ""
+        if not command:
+            yield
+            return
+        self._collected, shown = [], False
+        try:
+            yield
+        finally:
+            text, self._collected = "".join(self._collected), None
+            if not fits(text):
+                self._stdout.flush()
+                shown = page(text, command, self._env)
+            if not shown:
+                self._print(text)
+
+    @cached_property
+    def _display(self) -> Display:
+        return Display.of(self._options, self._env)
 
     def end_pieces(self) -> None:
         """The end of streamed text: the rest of it, and a newline unless it has one; then what was
@@ -180,7 +213,7 @@ class Output:
         """What is going on. `level` 1 and 2 are said only with -v and -vv."""
         if self._silent() or self.verbose < level:
             return
-        self._say(self._styled(self._stderr, visible(text), "dim" if level else ""))
+        self._say(self._looks.styled(self._stderr, visible(text), "dim" if level else ""))
 
     def warn(self, message: str, hint: str = "") -> None:
         """Something the user should know about though the command goes on. Not with --quiet."""
@@ -209,8 +242,10 @@ class Output:
             unit=unit,
             total=total,
             stream=self._stderr,
-            bar=self._can_draw(),
-            silent=self._silent(),
+            bar=self._display.progress == "auto" and self._looks.can_draw(self._stderr),
+            lines=self._display.progress == "plain",
+            json=self.json,
+            silent=self.quiet or self._display.progress == "none",
             tell=self._live[0].told if self._live is not None else None,
         )
         return self._progress
@@ -221,25 +256,23 @@ class Output:
         from cbcli.live.view import PlainView, View
 
         view = View() if self._silent() else PlainView(scene, self.note)
-        if self._can_draw() and not self._silent():
+        if self._looks.can_draw(self._stderr) and not self._silent():
             from cbcli.inspect.theme import Look
             from cbcli.live.region import Region
 
             ascii = not (self._stderr.encoding or "utf-8").lower().startswith("utf")
-            look = Look(dark=not self._bright, color=not self._plain, ascii=ascii)
+            colour = self._looks.coloured(self._stderr)
+            look = Look(dark=not self._looks.bright, color=colour, ascii=ascii)
             view = Region(scene, self._stderr, look)
         self._live = scene, view
         return view
 
-    def _can_draw(self) -> bool:
-        return _is_terminal(self._stderr) and not self._dumb
-
     def _silent(self) -> bool:
         # In a pipeline that reads JSON nobody reads notes; at a terminal somebody may.
-        return self.quiet or (self.json and not _is_terminal(self._stderr))
+        return self.quiet or (self.json and not is_terminal(self._stderr))
 
     def _labelled(self, label: str, style: str, message: str, hint: str) -> str:
-        text = f"{self._styled(self._stderr, label, style)} {one_line(message)}"
+        text = f"{self._looks.styled(self._stderr, label, style)} {one_line(message)}"
         return f"{text} ({one_line(hint)})" if hint else text
 
     def _say(self, text: str) -> None:
@@ -253,11 +286,6 @@ class Output:
         self._stderr.write(text + "\n")
         self._stderr.flush()
 
-    def _styled(self, stream: TextIO, text: str, style: str) -> str:
-        if not style or self._plain or not _is_terminal(stream):
-            return text
-        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
-
 
 @contextlib.contextmanager
 def to_stdout() -> Iterator[None]:
@@ -270,13 +298,6 @@ def to_stdout() -> Iterator[None]:
         raise CacheblendError(
             f"standard output: {error.strerror or error}", "not all was printed"
         ) from error
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except ValueError:  # closed
-        return False
 
 
 def _widths(cells: list[list[str]]) -> list[int]:

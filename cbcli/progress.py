@@ -1,10 +1,11 @@
 """How far a piece of work is, with its rate and the time it will still take.
 
-On a terminal a bar; elsewhere a plain line now and then, so that a log stays short.
+On a terminal a bar, or a plain line now and then, so that a log stays short.
 """
 
 from __future__ import annotations
 
+import json as json_module
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -27,6 +28,7 @@ class Progress:
 
     `update` takes the amount done so far, not a step. Rates count from the first update on, so
     what an earlier run had done already doesn't flatter them. `clock` returns seconds.
+    `bar`: as a bar; else with `lines` a line every ten seconds, which with `json` is JSON.
     `tell`: given label and facts to show elsewhere, instead of here.
     """
 
@@ -39,6 +41,8 @@ class Progress:
         stream: TextIO,
         bar: bool,
         silent: bool,
+        lines: bool = True,
+        json: bool = False,
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -46,7 +50,10 @@ class Progress:
         self._unit = unit
         self._total = total
         self._stream = stream
-        self._silent = silent
+        self._lines = lines and not silent
+        self._json = json
+        self._moves = 0  # since rates are counted
+        self._done: int | None = None
         self._clock = clock
         self._first: tuple[float, int] | None = None
         self._last_line = clock()
@@ -72,9 +79,13 @@ class Progress:
     def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
         """`done` of `total` is done now. A new `total` or `label` stays until changed again."""
         now = self._clock()
-        self._first = self._first or (now, done)
+        if label is not None and label != self._label:  # another stage: it has a rate of its own
+            self._label, self._first = label, None
+        if self._first is None:
+            self._first, self._moves, self._done = (now, done), 0, done
+        if done != self._done:
+            self._moves, self._done = self._moves + 1, done
         self._total = self._total if total is None else total
-        self._label = self._label if label is None else label
         if self._wants_bar and self._bar is None:
             self._start_bar()  # not before there is something to show
         if self._bar is not None and self._task is not None:
@@ -87,9 +98,10 @@ class Progress:
             )
         elif self._tell is not None:
             self._tell(self._label, self.facts(done, now))
-        elif not self._silent and now - self._last_line >= PLAIN_INTERVAL:
+        elif self._lines and now - self._last_line >= PLAIN_INTERVAL:
             self._last_line = now
-            self._stream.write(f"{self._label}: {self.facts(done, now)}\n")
+            text = f"{self._label}: {self.facts(done, now)}"
+            self._stream.write(f"{self._record(done, now) if self._json else text}\n")
             self._stream.flush()
 
     def above(self, text: str) -> bool:
@@ -113,13 +125,38 @@ class Progress:
             parts = [f"{amount} of {whole} ({100 * done // self._total}%)"]
         else:
             parts = [count_text(done, self._unit)]
-        start, before = self._first or (now, done)
-        if now - start > 0.5 and done > before:
-            rate = (done - before) / (now - start)
+        rate = self._rate(done, now)
+        if rate is not None:
             parts.append(rate_text(rate, self._unit))
-            if self._total and done < self._total:
-                parts.append(f"{duration_text((self._total - done) / rate)} left")
+        left = self._left(done, now)
+        if left is not None:
+            parts.append(f"{duration_text(left)} left")
         return ", ".join(parts)
+
+    def _record(self, done: int, now: float) -> str:
+        """The same as a line of JSON."""
+        facts = {
+            "label": self._label,
+            "done": done,
+            "total": self._total,
+            "unit": self._unit,
+            "rate": self._rate(done, now),
+            "left_s": self._left(done, now),
+        }
+        return json_module.dumps({"progress": facts})
+
+    def _rate(self, done: int, now: float) -> float | None:
+        """A second; None where it isn't known yet."""
+        start, before = self._first or (now, done)
+        return (done - before) / (now - start) if now - start > 0.5 and done > before else None
+
+    def _left(self, done: int, now: float) -> float | None:
+        """Seconds; None where they aren't known, as after a first step alone, which may have waited
+        for something."""
+        rate = self._rate(done, now)
+        if rate is None or self._moves < 2 or not self._total or done >= self._total:
+            return None
+        return (self._total - done) / rate
 
     def _start_bar(self) -> None:
         from rich.console import Console

@@ -15,6 +15,7 @@ from cache_store.errors import NotFoundError, UsageError
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.command import nearest
+from cbcli.errors import ExitCode
 from cbcli.flags import Options
 from cbcli.output import Output
 from cbcli.session import shown_source
@@ -87,4 +88,4 @@ def confirm(question: str) -> None:
     if not is_interactive():
         raise UsageError("there is nobody to ask for consent", "add --yes")
     if not typer.confirm(question, err=True):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -70,6 +70,18 @@ def flag(value: object) -> bool:
     raise ValueError("true or false")
 
 
+def pager(value: object) -> bool | str:
+    """Whether there is one, or its command."""
+    if isinstance(value, str) and value.strip().lower() in ("", "none"):
+        return False
+    try:
+        return flag(value)
+    except ValueError:
+        if isinstance(value, str):
+            return value
+        raise ValueError("true, false or the command of a pager") from None
+
+
 def whole(low: int, high: int | None = None) -> Callable[[object], int]:
     """Whole numbers from `low` to `high`, both included."""
     expected = f"a whole number {_range(low, high)}"

@@ -12,6 +12,7 @@ import typer
 from cache_store.errors import UsageError
 from cache_store.tiers.addresses import masked
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.settings import (
     DECLARED,
@@ -126,7 +127,7 @@ def validate(
         for _, problem in found:
             out.line(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
     if found:
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE)
     if not file:
         load_settings()  # the environment, and what doesn't go together
     if not json:

@@ -15,6 +15,7 @@ from cbcli import checks, flags
 from cbcli.calibration_check import check_calibration
 from cbcli.checks import Check, examine
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
+from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.remote_check import check_remote
 from cbcli.settings import DECLARED, Origin, Settings, default_of, load_settings, read_value
@@ -58,7 +59,7 @@ def doctor(
         figures = probes[0].to_json() if probes else None
         out.data({"ok": not failed, "checks": [asdict(c) for c in found], "probe": figures})
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _settings(given: Mapping[str, object]) -> Settings:

@@ -13,7 +13,7 @@ import typer
 from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
-from cbcli.errors import Interrupted
+from cbcli.errors import ExitCode, Interrupted
 from cbcli.fields import CUT_CHUNKS
 from cbcli.ingest_report import behind, context_record, tell
 from cbcli.listing import Fields, Jsonl, ListForm
@@ -189,7 +189,7 @@ def _ingest(
     say_notes(store, out)
     tell(out, blueprint, plan, report, store.damaged, seconds)
     if plan.unreadable:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @contextmanager
@@ -274,4 +274,4 @@ def _show_chunks(
         f"about {size_text(nbytes)} of KV{behind(blueprint)}; nothing was stored"
     )
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

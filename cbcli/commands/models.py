@@ -11,6 +11,7 @@ import typer
 from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.errors import ExitCode
 from cbcli.fields import BYTES, count_or_none
 from cbcli.listing import Field, Fields, Jsonl, ListForm, Listing, QuietIds
 from cbcli.output import Output
@@ -235,7 +236,7 @@ def _confirm(question: str) -> None:
     if not _at_terminal():
         raise UsageError("there is nobody to ask for consent", "add --yes")
     if not typer.confirm(question, err=True):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _at_terminal() -> bool:

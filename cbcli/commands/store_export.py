@@ -14,7 +14,7 @@ from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
-from cbcli.errors import Interrupted
+from cbcli.errors import ExitCode, Interrupted
 from cbcli.output import Output, to_stdout
 from cbcli.store_access import store_settings
 from cbcli.store_choice import chosen_models, chosen_sources
@@ -120,7 +120,7 @@ def export(
 def _leave(damaged: Sequence[str]) -> None:
     """Exit 4 where something was left out."""
     if damaged:
-        raise typer.Exit(4)
+        raise typer.Exit(ExitCode.INTEGRITY)
 
 
 def _check(path: Path | None, store: Path, out: Output, force: bool) -> None:
