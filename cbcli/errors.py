@@ -77,6 +77,9 @@ class Failure:
     hint: str
     code: int
 
+    def to_json(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message, "hint": self.hint}
+
 
 @dataclass(frozen=True)
 class Wanted:

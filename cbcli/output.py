@@ -14,7 +14,8 @@ A command makes one `Output` from its three common options and uses nothing else
 
 Text is never markup, and text from documents and models is made harmless (`cbcli.text`) whatever
 it goes to; JSON escapes by itself. Piped output has no colour and no boxes: columns are aligned
-with spaces. On a terminal long tables, and what is printed within `out.paged()`, go to a pager. With --json, stderr holds JSON lines only: errors, and warnings as {"warning": …}.
+with spaces. On a terminal long tables, and what is printed within `out.paged()`, go to a pager.
+With --json, stderr holds JSON lines only: errors, and warnings as {"warning": …}.
 """
 
 from __future__ import annotations
@@ -226,9 +227,7 @@ class Output:
         """The one line a failure gets, JSON or not."""
         self.end_pieces()
         if self.json:
-            kind, message, hint = failure.kind, failure.message, failure.hint
-            fields = {"kind": kind, "message": message, "hint": hint}
-            self._say(_json_line({"error": fields}).rstrip("\n"))
+            self._say(_json_line({"error": failure.to_json()}).rstrip("\n"))
         else:
             self._say(self._labelled("error:", "red", failure.message, failure.hint))
 

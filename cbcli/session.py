@@ -141,19 +141,23 @@ def load_engine(
     *,
     longest: int | None = None,
     together: int = 1,
-    verbose: int = 0,
+    out: Output | None = None,
 ) -> BaseEngine:
     """The model with its weights, over the store; to be closed.
 
-    longest, together, verbose: for vLLM, see `engine.vllm.start.LocalSettings`. Raises UsageError
-    and CacheblendError where vLLM is missing or does not start.
+    longest, together: for vLLM, see `engine.vllm.start.LocalSettings`. out: where what takes long
+    is said, and how much vLLM itself says. Raises UsageError and CacheblendError where vLLM is
+    missing or does not start.
     """
     if settings.engine == "vllm":
         from engine.vllm.local import VllmEngine
         from engine.vllm.start import LocalSettings, read_extra
 
         extra = read_extra(settings.vllm)
+        verbose = out.verbose if out is not None else 0
         local = LocalSettings(longest, together, settings.threads, verbose, extra)
+        if out is not None:
+            out.note(f"starting vLLM with {blueprint.name}, which takes some seconds")
         return VllmEngine.load(blueprint, store=store, settings=local)
     from engine.api import Engine
 

@@ -66,6 +66,7 @@ app = typer.Typer(**app_options())
     flags.STORE,
     flags.MODEL,
     flags.ENGINE,
+    "progress",
 )
 def ask(
     question: Annotated[
@@ -96,7 +97,7 @@ def ask(
     together, and only the tokens that differ most from a full prefill are computed again.
     -v says where the time went, and why it wasn't less.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     positions = None if indices is None else parse_indices(indices)
     if positions is not None and options.get("policy") not in (None, "explicit"):
@@ -130,9 +131,7 @@ def ask(
             scene.about(blueprint.config.layers, blend)
         tell("load")
         longest = tokens.total + max(settings.max_tokens, ROOM)
-        with load_engine(
-            settings, blueprint, opened, longest=longest, verbose=out.verbose
-        ) as loaded:
+        with load_engine(settings, blueprint, opened, longest=longest, out=out) as loaded:
             tell("tokenize")
             result = loaded.ask(
                 text,

@@ -105,7 +105,7 @@ class Bench:
         "cacheblend bench ttft --peer transformers --peer vllm=~/vllm/bin/python --plot ttft.svg",
     )
 )
-@flags.with_settings(flags.MODEL, flags.ENGINE)
+@flags.with_settings(flags.MODEL, flags.ENGINE, "progress")
 def ttft(
     tokens: Tokens = "1024,4096",
     ratios: Annotated[
@@ -139,7 +139,7 @@ def ttft(
     prefill, reuse and every blend take turns and are paired round by round. The bound is the
     speedup that fewer operations allow at equal rates. Peers prefill the same token ids in full.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_files(out, csv, plot)
     settings = load_settings(options)
     check_engine(settings)
@@ -171,7 +171,7 @@ def ttft(
 @app.command(
     epilog=examples("cacheblend bench ingest", "cacheblend bench ingest --lengths 128,512 --json")
 )
-@flags.with_settings(flags.MODEL)
+@flags.with_settings(flags.MODEL, "progress")
 def ingest(
     lengths: Annotated[str, typer.Option("--lengths", help="Tokens of a chunk.")] = "128,512,2048",
     tokens: Annotated[
@@ -189,7 +189,7 @@ def ingest(
 
     Beside it the rate at which the model prefills prompts as long as a chunk.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_files(out, csv)
     settings = load_settings({**options, "engine": "torch"})
     from engine.bench.ingest import check_lengths, measure_ingest
@@ -212,7 +212,7 @@ def ingest(
         "cacheblend bench load --loaders sync,pipelined --bandwidth 500MB/s --bandwidth unlimited",
     )
 )
-@flags.with_settings(flags.MODEL)
+@flags.with_settings(flags.MODEL, "progress")
 def load(
     tokens: Annotated[int, typer.Option("--tokens", help="Length of the prompt.")] = 4096,
     loaders: Annotated[
@@ -243,7 +243,7 @@ def load(
 
     The disk is this one, or as slow as --bandwidth says.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_files(out, csv)
     settings = load_settings({**options, "engine": "torch"})
     from engine.bench.load import LoadSweep, measure_load
@@ -267,7 +267,7 @@ def load(
 @app.command(
     epilog=examples("cacheblend bench decode", "cacheblend bench decode --peer transformers")
 )
-@flags.with_settings(flags.MODEL, without=("kv_dtype",))
+@flags.with_settings(flags.MODEL, "progress", without=("kv_dtype",))
 def decode(
     tokens: Tokens = "1024,4096",
     output: Annotated[
@@ -286,7 +286,7 @@ def decode(
 
     --peer transformers measures its generate on the same token ids.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_files(out, csv)
     settings = load_settings({**options, "engine": "torch"})
     from engine.bench.decode import check_room, measure_decode
@@ -337,7 +337,7 @@ def _bench(
 
     with ExitStack() as stack:
         engine = stack.enter_context(
-            load_engine(settings, blueprint, None, longest=longest + 1, verbose=out.verbose)
+            load_engine(settings, blueprint, None, longest=longest + 1, out=out)
         )
         started = []
         for spec in specs:

@@ -51,7 +51,15 @@ PROMPTS = 24
     )
 )
 @flags.with_settings(
-    "collections", "task", "target_kl", "check_layers", flags.PROMPT, "seed", "store", flags.MODEL
+    "collections",
+    "task",
+    "target_kl",
+    "check_layers",
+    flags.PROMPT,
+    "seed",
+    "store",
+    flags.MODEL,
+    "progress",
 )
 def calibrate(
     gate_only: Annotated[
@@ -90,7 +98,7 @@ def calibrate(
     policy, over your questions, prompts made of stored chunks, or built-in ones. `ask` and `run`
     take policy and ratio from the result where you set neither. It is kept in the model's folder.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     if gate_only and (device_table or questions or policies or ratios):
         raise UsageError("--gate-only measures nothing else", "leave out the other flags")
     if questions and built_in:

@@ -11,6 +11,7 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.tiers.addresses import masked
+from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import ExitCode
 from cbcli.output import Output
@@ -61,9 +62,15 @@ def init(
 
 
 @app.command(epilog=examples("cacheblend config show", "CACHEBLEND_TOP_K=3 cacheblend config show"))
-def show(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+@flags.with_settings("pager")
+def show(
+    options: flags.Options = flags.NONE,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
     """Show every setting: its value and where that comes from."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings()
     if json:
         out.data(

@@ -44,7 +44,7 @@ def doctor(
     Every check is ok, warn or fail, with what to do about it; the exit code is 1 where one
     failed. Nothing is changed, made or downloaded.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = _settings(options)
     probes: list[Probe] = []
     found: list[Check] = []

@@ -68,7 +68,7 @@ def estimate(
     shape; times from a probe of two or three seconds, in which nothing is stored and no weights
     are needed. A model that isn't here can be given by its config.json.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     if paths and tokens:
         raise UsageError("documents and --tokens were given", "give one of the two")

@@ -60,7 +60,7 @@ class Task:
         "cacheblend eval questions.jsonl --state eval.jsonl --plot quality.svg --csv rows.csv",
     )
 )
-@flags.with_settings("loader", "system", "seed", flags.MODEL, flags.ENGINE)
+@flags.with_settings("loader", "system", "seed", flags.MODEL, flags.ENGINE, "progress")
 def evaluate(
     file: Annotated[
         list[Path], typer.Argument(help="Questions with passages: JSON or JSONL; several files.")
@@ -138,7 +138,7 @@ def evaluate(
     top-1 agreement are along full prefill's own answer; F1 or ROUGE-L where the file has answers.
     Chunks' KV is kept in a temporary folder, one question at a time; no store is used or changed.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_files(out, csv, plot, eval_report.FORMATS)
     settings = load_settings(options)
     check_engine(settings)
@@ -282,7 +282,7 @@ def _results(
     longest = max(len(prompt_of(blueprint, question).token_ids) for question in task.questions)
     room = max(task.tokens, task.max_tokens or 1) + 1
     engine = stack.enter_context(
-        load_engine(settings, blueprint, None, longest=longest + room, verbose=out.verbose)
+        load_engine(settings, blueprint, None, longest=longest + room, out=out)
     )
     done = 0
 

@@ -62,6 +62,8 @@ app = typer.Typer(**app_options())
     flags.MODEL,
     "devices",
     flags.ENGINE,
+    "progress",
+    "pager",
 )
 def ingest(
     paths: Annotated[
@@ -88,7 +90,9 @@ def ingest(
     """
     if not dry_run and (jsonl or fields):
         raise UsageError("--jsonl and --fields are for a list of chunks", "add --dry-run")
-    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
+    out = Output(
+        json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields), options=options
+    )
     if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
     settings = load_settings(options)
@@ -169,7 +173,7 @@ def _ingest(
                         )
                     progress.update(0, label="loading the model")
                     engine = closing.enter_context(
-                        load_engine(settings, blueprint, store, longest=1, verbose=out.verbose)
+                        load_engine(settings, blueprint, store, longest=1, out=out)
                     )
                     writer = engine.writer()
                     progress.update(0, label="computing")

@@ -68,7 +68,7 @@ ModelsDir = Annotated[
         "cacheblend models pull model.Q8_0.gguf",
     )
 )
-@flags.with_settings("offline", "models_dir")
+@flags.with_settings("offline", "models_dir", "progress")
 def pull(
     source: Annotated[
         str,
@@ -86,7 +86,7 @@ def pull(
     """Get a model and check it.
 
     It is downloaded, or copied from a folder, or converted from a GGUF file."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     with showing(out, f"model {name or source}") as progress:
         path = library.pull(
@@ -107,7 +107,7 @@ def pull(
 @app.command(
     "ls", epilog=examples("cacheblend models ls", "cacheblend models ls --fields name,path")
 )
-@flags.with_settings("models_dir")
+@flags.with_settings("models_dir", "pager")
 def list_models(
     options: flags.Options = flags.NONE,
     json: Json = False,
@@ -117,7 +117,9 @@ def list_models(
     verbose: Verbose = 0,
 ) -> None:
     """List the models that are here."""
-    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
+    out = Output(
+        json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields), options=options
+    )
     settings = load_settings(options)
     found = library.ls(settings.models_dir)
     folder = str(settings.models_dir)
@@ -146,7 +148,7 @@ def show(
     verbose: Verbose = 0,
 ) -> None:
     """Show what is known about a model."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     info = library.show(name, settings.models_dir)
     described = _described(info)
@@ -158,7 +160,7 @@ def show(
 
 
 @app.command(epilog=examples(f"cacheblend models check {library.DEFAULT}"))
-@flags.with_settings("models_dir")
+@flags.with_settings("models_dir", "progress")
 def check(
     name: Annotated[str | None, typer.Argument(help="A model's name; all without one.")] = None,
     options: flags.Options = flags.NONE,
@@ -169,7 +171,7 @@ def check(
     """Check that models are as they were pulled.
 
     Every file's hash is compared with the recorded one; exit code 4 where one differs."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     names = [name] if name else [info.name for info in library.ls(settings.models_dir)]
     reports = []
@@ -198,7 +200,7 @@ def rm(
     """Remove a model.
 
     The chunks stored with it stay in the store."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     info = library.show(name, settings.models_dir)
     if not yes:

@@ -54,6 +54,7 @@ app = typer.Typer(**app_options())
     flags.MODEL,
     "devices",
     flags.ENGINE,
+    "progress",
 )
 def run(
     file: Annotated[
@@ -83,7 +84,7 @@ def run(
     `ask --json` prints, or an error, which doesn't stop the others. Chunks that are new are
     stored, and reused in any order from then on.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
     if resume and output is None:

@@ -47,7 +47,7 @@ Found = tuple[ChunkInfo, int | None, float | None]
         "cacheblend search -q 'planning' | cacheblend ask --chunk - 'Who plans?'",
     )
 )
-@flags.with_settings(flags.RETRIEVAL, "store", without=("order",))
+@flags.with_settings(flags.RETRIEVAL, "store", "pager", without=("order",))
 def search(
     question: Annotated[
         str, typer.Argument(help="The question; - or nothing reads it from standard input.")
@@ -67,7 +67,9 @@ def search(
     No model is loaded. More score is better; what it means depends on the retriever. Neighbours
     of a hit have no rank and no score.
     """
-    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
+    out = Output(
+        json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields), options=options
+    )
     settings = load_settings(options)
     text = read_question(question)
     with ChunkStore.open(settings.store, read_only=True) as opened:
@@ -79,7 +81,8 @@ def search(
         hit = hits.get(chunk.chunk_id)
         found.append((hit.chunk, hit.rank, hit.score) if hit else (chunk, None, None))
     if full and not (out.json or quiet or fields):
-        _print_full(out, found)
+        with out.paged():
+            _print_full(out, found)
         return
     records = [
         {"rank": rank, "score": score, **chunk_record(chunk)} for chunk, rank, score in found

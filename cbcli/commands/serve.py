@@ -73,7 +73,7 @@ def serve(
     when the server answers, and where.
     """
     model, extra = _split(model_and_flags or [])
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings({**options, "model": model})
     if settings.ratio == AUTO:
         raise UsageError("ratio auto is not for a server", "give a ratio, or --target-kl")

@@ -90,7 +90,7 @@ def rm(
 
     Removing a chunk by its id removes its KV alone; its text stays with its document. Removing a
     document takes its text out of the store as well, and the KV of chunks no other document has."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     if [bool(chunks), bool(document or collection), everything].count(True) != 1:
         raise UsageError("say what to remove", "give chunk ids, --document, --collection or --all")
     with reading(options) if dry_run else freeing(options, out) as store:
@@ -129,7 +129,7 @@ def rm(
 
 
 @app.command(epilog=examples("cacheblend store verify", "cacheblend store verify --repair"))
-@flags.with_settings("store")
+@flags.with_settings("store", "progress")
 def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Remove what is damaged or belongs to nothing.")
@@ -143,7 +143,7 @@ def verify(
 
     With --repair, what is wrong is removed and computed again when it is needed; the exit code is 4
     only if something could not be put right."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     with writing(options, "mend") if repair else reading(options, "go_on") as store:
         total = 0
         with contextlib.suppress(IntegrityError):  # the report says so
@@ -174,7 +174,7 @@ def path(
     verbose: Verbose = 0,
 ) -> None:
     """Print the folder of the store, whether there is one yet or not."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = store_settings(options)
     if json:
         out.data({"path": str(settings.store), "exists": settings.store.is_dir()})

@@ -79,7 +79,9 @@ def collections(
                 f"flags stand before {ctx.invoked_subcommand}", "put them behind the command"
             )
         return
-    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
+    out = Output(
+        json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields), options=options
+    )
     with reading(options) as store:
         found = store.catalog.collection_infos()
     if found or out.json:
@@ -99,7 +101,7 @@ def add(
     verbose: Verbose = 0,
 ) -> None:
     """Put documents that are in the store into a collection, which is made where there is none."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_collection_name(name)
     with writing(options) as store:
         chosen = chosen_sources(store, sources) or []
@@ -117,7 +119,7 @@ def remove(
     verbose: Verbose = 0,
 ) -> None:
     """Take documents out of a collection. They stay in the store."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     with writing(options) as store:
         store.catalog.require_collections([name])
         chosen = chosen_sources(store, sources) or []
@@ -134,7 +136,7 @@ def rm(
     verbose: Verbose = 0,
 ) -> None:
     """Forget a collection. Its documents stay in the store."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     with writing(options) as store:
         store.catalog.require_collections([name])
         changed = store.catalog.uncollect(name)

@@ -28,7 +28,7 @@ EXAMPLES = examples(
 )
 
 
-@flags.with_settings("store")
+@flags.with_settings("store", "progress")
 def export(
     file: Annotated[
         str, typer.Argument(help="The archive to write; - for standard output.")
@@ -54,7 +54,7 @@ def export(
     after an interrupt the same command checks what is there and goes on. It holds the documents'
     text. What is damaged is left out and named, with exit code 4; what only prompts saved is not
     in it."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     path = None if file == "-" else Path(file)
     where = store_settings(options).store
     _check(path, where, out, force)

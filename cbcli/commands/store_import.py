@@ -30,7 +30,7 @@ EXAMPLES = examples(
 )
 
 
-@flags.with_settings("store", "limit")
+@flags.with_settings("store", "limit", "progress")
 def import_archive(
     file: Annotated[str, typer.Argument(help="The archive; - for standard input.")],
     replace: Annotated[
@@ -49,7 +49,7 @@ def import_archive(
     All names and sizes are checked before anything is unpacked, and every chunk before it is
     stored. What is there already is passed over, so that the same command goes on after an
     interrupt. Stored KV decides what is answered: take archives only from those you trust."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     if replace and keep:
         raise UsageError("--replace and --keep exclude each other", "give one of them")
     conflict: Conflict = "replace" if replace else "keep" if keep else "refuse"

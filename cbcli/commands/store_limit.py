@@ -53,7 +53,7 @@ def limit(
     prompts saved, then those used longest ago (lru) or least (lfu); with none, nothing is removed
     and what doesn't fit is refused. Pinned documents stay. Where there is no store yet, one is
     made."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     policy = None if eviction is None else check_policy(eviction)
     evicted = 0
     if size is not None:

@@ -24,7 +24,7 @@ EXAMPLES = examples(
 )
 
 
-@flags.with_settings("model", "kv_dtype", "store")
+@flags.with_settings("model", "kv_dtype", "store", "pager")
 def list_store(
     documents: Annotated[
         bool, typer.Option("--documents", help="List the documents, not their chunks.")
@@ -61,7 +61,9 @@ def list_store(
     A chunk whose KV isn't stored can still be asked about: it is computed on the way. KV behind
     another prefix is used, but never counts as exact; KV of another model, tokenizer or dtype
     isn't used (`store prune --stale` removes it)."""
-    out = Output(json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields))
+    out = Output(
+        json=json, quiet=quiet, verbose=verbose, form=ListForm(jsonl, fields), options=options
+    )
     choice = ListingChoice(filter, sort, limit, cached)
     settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:

@@ -38,7 +38,7 @@ def pin(
     """Keep documents' chunks in the store: they are never evicted to make room.
 
     They can still be removed by name, and a pinned document can be ingested again."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     with writing(options) as store:
         chosen = _chosen(store, sources, collection, everything)
         changed = store.pins.pin(chosen, True)
@@ -56,7 +56,7 @@ def unpin(
     verbose: Verbose = 0,
 ) -> None:
     """Let documents' chunks be evicted again."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     with writing(options) as store:
         chosen = _chosen(store, sources, collection, everything)
         changed = store.pins.pin(chosen, False)

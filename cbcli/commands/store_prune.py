@@ -78,7 +78,7 @@ def prune(
     from cache_store.prune import PruneReport, documents_to_go, plan_prune
     from cache_store.prune import prune as carry_out
 
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     ages = [_age("--older-than", older_than), _age("--unused-for", unused_for)]
     size = _size(over)
     settings = load_settings(options)

@@ -18,7 +18,7 @@ from cbcli.store_listing import plural
 EXAMPLES = examples("cacheblend store push", "cacheblend store push --all --remote s3://bucket/kv")
 
 
-@flags.with_settings(flags.STORE)
+@flags.with_settings(flags.STORE, "progress")
 def push(
     everything: Annotated[
         bool, typer.Option("--all", help="All that is stored here, not only what is pending.")
@@ -32,7 +32,7 @@ def push(
 
     What is ingested is uploaded in the background; this goes on with what was left, as after a
     remote that was down. Entries that the remote has already are not sent again."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     if settings.remote is None:
         raise UsageError("no remote store is set", "give its address with --remote")

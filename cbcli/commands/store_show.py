@@ -22,7 +22,7 @@ EXAMPLES = examples(
 )
 
 
-@flags.with_settings("model", "store")
+@flags.with_settings("model", "store", "pager")
 def show(
     chunk: Annotated[str, typer.Argument(help="A chunk's id, or the beginning of it.")],
     tokens: Annotated[
@@ -34,7 +34,7 @@ def show(
     verbose: Verbose = 0,
 ) -> None:
     """Show a chunk: where it is from, what is stored of it, and its text."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
     with ChunkStore.open(settings.store, read_only=True) as store:
         found = store.catalog.chunk(chunk)
@@ -58,13 +58,14 @@ def show(
             pairs.append(("source", f"{shown_source(place.source)}, {where}"))
         pairs.append(("tokens", count_text(found.tokens)))
         pairs += [("cached", line) for line in listing.entry_lines(found.chunk_id) or ["no"]]
-        out.pairs(pairs)
-        out.line()
-        if cut is None:
-            out.line(found.text)
-        else:
-            rows = [[str(n), str(number), repr(text)] for n, (number, text) in enumerate(cut)]
-            out.table(["place", "id", "text"], rows, right=["place", "id"])
+        with out.paged():
+            out.pairs(pairs)
+            out.line()
+            if cut is None:
+                out.line(found.text)
+            else:
+                rows = [[str(n), str(number), repr(text)] for n, (number, text) in enumerate(cut)]
+                out.table(["place", "id", "text"], rows, right=["place", "id"])
 
 
 def _tokens(settings: Settings, text: str) -> list[tuple[int, str]]:

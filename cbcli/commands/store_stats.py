@@ -44,7 +44,7 @@ def stats(
     good audited answers were.
 
     Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = store_settings(options)
     with reading(options) as store:
         found = store.stats()

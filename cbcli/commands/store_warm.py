@@ -28,7 +28,7 @@ EXAMPLES = examples(
 )
 
 
-@flags.with_settings(flags.PROMPT, flags.STORE, flags.MODEL)
+@flags.with_settings(flags.PROMPT, flags.STORE, flags.MODEL, "progress")
 def warm(
     chunks: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Chunks to make ready.")
@@ -49,7 +49,7 @@ def warm(
     KV that is there is read and checked, so that the system keeps it in memory; what only the
     remote has is fetched; what is missing is computed and stored. The model is loaded only where
     something has to be computed."""
-    out = Output(json=json, quiet=quiet, verbose=verbose)
+    out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     if everything == bool(chunks or document or collection):
         raise UsageError(
             "say what to make ready", "give chunk ids, --document, --collection or --all"
@@ -75,7 +75,7 @@ def warm(
             if work.missing:
                 tokens = sum(len(chunk.token_ids) for chunk in work.missing)
                 with out.progress("computing", unit="tokens", total=tokens) as progress:
-                    writer = load_engine(settings, blueprint, opened).writer()
+                    writer = load_engine(settings, blueprint, opened, out=out).writer()
                     work.compute(writer, progress.update)
         except KeyboardInterrupt as error:
             raise Interrupted(

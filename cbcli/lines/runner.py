@@ -74,8 +74,7 @@ class Answer:
     @classmethod
     def failed(cls, name: LineName, failure: Failure) -> Answer:
         """For a line that could not be answered."""
-        fields = {"kind": failure.kind, "message": failure.message, "hint": failure.hint}
-        return cls(name.number, {**_named(name), "error": fields})
+        return cls(name.number, {**_named(name), "error": failure.to_json()})
 
     @classmethod
     def bad(cls, line: BadLine) -> Answer:
@@ -253,7 +252,7 @@ class LineRunner:
                     session.blueprint,
                     session.store,
                     together=self.together,
-                    verbose=self._out.verbose,
+                    out=self._out,
                 )
             )
         return self._engine

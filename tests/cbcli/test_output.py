@@ -51,7 +51,7 @@ def test_no_way_of_printing_lets_control_characters_through(stream: type[io.Stri
 
 def test_a_progress_label_is_harmless_too() -> None:
     stderr = io.StringIO()
-    out = Output(stdout=io.StringIO(), stderr=stderr, env={})
+    out = Output(stdout=io.StringIO(), stderr=stderr, env={"CACHEBLEND_PROGRESS": "plain"})
     ticks = iter(range(0, 1000, 20))
     with out.progress(HOSTILE, unit="tokens", total=10) as progress:
         progress._clock = lambda: float(next(ticks)) + 1e9
@@ -154,7 +154,12 @@ def test_colour_only_on_a_terminal_that_wants_it() -> None:
         (Terminal(), {}, True),
         (Terminal(), {"NO_COLOR": "1"}, False),
         (Terminal(), {"TERM": "dumb"}, False),
+        (Terminal(), {"CLICOLOR": "0"}, False),
+        (Terminal(), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
         (io.StringIO(), {}, False),
+        (io.StringIO(), {"FORCE_COLOR": "0"}, False),
+        (io.StringIO(), {"FORCE_COLOR": "1"}, True),
+        (io.StringIO(), {"CLICOLOR_FORCE": "1", "TERM": "dumb"}, True),
     ):
         out, _, stderr = output(stderr=stream, env=env)
         out.error(Failure("failed", "it broke", "", 1))
@@ -198,7 +203,7 @@ class Clock:
         return self.now
 
 
-def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
+def test_progress_without_a_bar_is_a_line_now_and_then() -> None:
     clock, stream = Clock(), io.StringIO()
     progress = Progress(
         "ingest", unit="tokens", total=10_000, stream=stream, bar=False, silent=False, clock=clock
@@ -219,7 +224,9 @@ def test_rates_do_not_count_what_was_done_before() -> None:
         clock=clock,
     )  # fmt: skip
     progress.update(50_000)
+    progress.update(52_000)
     clock.now = 10.0
+    progress.update(60_000)
     assert progress.facts(60_000, 10.0) == ("60.0 kB of 100 kB (60%), 1.0 kB/s, 40.0 s left")
     progress.restart("check")
     assert progress.facts(5, 10.0) == "5 B"
