@@ -67,7 +67,7 @@ def test_without_a_command_help_goes_to_stderr(args: tuple[str, ...]) -> None:
         (["aks"], "no such command: 'cacheblend aks'", "did you mean 'cacheblend ask'?"),
         (["models", "list"], "no such command: 'cacheblend models list'", "models ls'?"),
         (["xyzzy"], "no such command: 'cacheblend xyzzy'", "see cacheblend --help"),
-        (["models", "ls", "--jsn"], "no such option: --jsn", "did you mean --json?"),
+        (["models", "ls", "--jsn"], "no such option: --jsn", "did you mean --json or"),
         (["models", "show"], "missing argument 'name'", "see cacheblend models show --help"),
         (["models", "ls", "extra"], "unexpected extra argument(s) (extra)", "models ls --help"),
         (["models", "show", "x", "--models-dir"], "requires an argument", "--help"),
