@@ -2,6 +2,8 @@
 # make test   install what the tests need, vLLM too, get the default model, run the tests
 # make lint   style, types and package rules
 # make smoke  build wheel and sdist, install the wheel into an empty environment and use it
+# make docs   the documentation's site, into .site
+# make reference   docs/reference/cli.md anew, from the commands' help
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +14,7 @@ export CACHEBLEND_MODELS_DIR := $(CURDIR)/.cache/models
 DEMO := CACHEBLEND_STORE=$(CURDIR)/.demo/store
 MODEL := $(CACHEBLEND_MODELS_DIR)/smollm2-135m/config.json
 
-.PHONY: demo test lint smoke dist clean install install-vllm
+.PHONY: demo test lint smoke dist docs reference clean install install-vllm
 
 install: $(INSTALLED)
 
@@ -59,7 +61,13 @@ dist: $(INSTALLED)
 smoke: dist $(MODEL)
 	PYTHON=$(BIN)/python tests/smoke.sh dist constraints.txt
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+reference: $(INSTALLED)
+	$(BIN)/cog -r docs/reference/cli.md
+
 clean:
-	rm -rf $(VENV) .cache .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .cache .demo .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
