@@ -10,7 +10,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, NotFoundError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
-from cbcli.settings import Settings
+from cbcli.settings import Settings, data_root
 
 if TYPE_CHECKING:
     from engine.retrieval import Hit, Retriever
@@ -83,17 +83,20 @@ class Chooser:
         return list(found.values())
 
     def _index(self, collections: tuple[str, ...]) -> Retriever[ChunkInfo]:
-        from engine.retrieval import BM25Retriever
+        from engine.retrieval import BM25Retriever, CatalogChunks
+        from engine.retrieval.keeping import kept_folder
 
-        wanted = (self.store.catalog.revision, collections)
+        catalog = self.store.catalog
+        wanted = (catalog.revision, collections)
         if self._retriever is None or self._built_for != wanted:
-            chunks = self.store.catalog.chunks(collections=collections)
-            if not chunks:
+            if not catalog.documents():
                 raise NotFoundError(
                     f"the store at {self.store.path} has no chunks",
                     "fill it: cacheblend ingest PATH",
                 )
-            self._retriever, self._built_for = BM25Retriever(chunks), wanted
+            folder = kept_folder(data_root() / "search", self.store.path)
+            corpus = CatalogChunks(catalog, folder, collections)
+            self._retriever, self._built_for = BM25Retriever(corpus), wanted
         return self._retriever
 
     def _unaltered(self, chunk: ChunkInfo) -> ChunkInfo:

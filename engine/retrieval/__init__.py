@@ -5,6 +5,7 @@ default.
 """
 
 from engine.retrieval.bm25 import BM25Retriever
+from engine.retrieval.corpus import CatalogChunks, Corpus
 from engine.retrieval.hit import Hit, Retriever, SearchableChunk
 
-__all__ = ["BM25Retriever", "Hit", "Retriever", "SearchableChunk"]
+__all__ = ["BM25Retriever", "CatalogChunks", "Corpus", "Hit", "Retriever", "SearchableChunk"]

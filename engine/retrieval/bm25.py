@@ -1,92 +1,92 @@
-"""Which chunks a question is about: BM25 over the words the two have in common."""
+"""BM25: chunks by the words they have in common with the question."""
 
-import logging
-import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, Generic
+from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from typing import Generic
+
+import numpy as np
+
+from engine.retrieval.arrays import Array, Arrays, ids_array, ids_list, read_arrays, write_arrays
+from engine.retrieval.corpus import Corpus, corpus_of
 from engine.retrieval.hit import ChunkT, Hit, check_top_k
-from engine.retrieval.terms import question_terms, terms
+from engine.retrieval.postings import Postings
+from engine.retrieval.ranking import hits_of
+from engine.retrieval.terms import TERMS_VERSION, question_terms
+
+K1, B = 1.5, 0.75
+"""How soon more of the same word counts for less, and how much a long chunk is held against it."""
+
+FILE = "words.idx"
+KEPT_FROM = 256
+"""So many chunks at least: the index of fewer is made in less time than it is read."""
 
 
 class BM25Retriever(Generic[ChunkT]):
-    """An index over chunks, built once and searched any number of times.
+    """An index over chunks, made once and searched any number of times.
 
-    Chunks with the same `chunk_id` are the same text: the first stands for all of them, so that
-    a text found in two documents doesn't fill two places of the prompt.
+    With a corpus that has a folder the index is kept there, and only what is new is read the next
+    time. Scores are Lucene's BM25, k1 1.5 and b 0.75: above 0 where a word is shared.
     """
 
-    def __init__(self, chunks: Sequence[ChunkT]) -> None:
-        first_of_id: dict[str, ChunkT] = {}
-        for chunk in chunks:
-            first_of_id.setdefault(chunk.chunk_id, chunk)
-        vocabulary: defaultdict[str, int] = defaultdict()
-        vocabulary.default_factory = vocabulary.__len__
-        self._chunks: list[ChunkT] = []
-        rows: list[list[int]] = []
-        for chunk in first_of_id.values():
-            # A chunk without a single word can't be found; in the index it would only shorten
-            # the average length that BM25 measures the others against.
-            if row := [vocabulary[term] for term in terms(chunk.text)]:
-                self._chunks.append(chunk)
-                rows.append(row)
-        self._vocabulary: dict[str, int] = dict(vocabulary)
-        self._index: Any = None
-        if rows:
-            self._index = _import_bm25s().BM25(backend="numpy", csc_backend="numpy")
-            self._index.index(
-                (rows, self._vocabulary), create_empty_token=False, show_progress=False
-            )
+    def __init__(self, chunks: Sequence[ChunkT] | Corpus[ChunkT]) -> None:
+        self._corpus = corpus_of(chunks)
+        self._ids, self._postings = _opened(self._corpus)
+        lengths = self._postings.lengths
+        # A chunk without a single word can't be found; counted, it would only shorten the average
+        # length that the others are measured against.
+        self._count = int(np.count_nonzero(lengths))
+        mean = lengths.sum(dtype=np.float64) / max(1, self._count)
+        self._norms = (K1 * (1 - B + B * lengths / max(mean, 1))).astype(np.float32)
 
     def search(self, question: str, top_k: int) -> list[Hit[ChunkT]]:
-        """Return the chunks that share a word with the question, best first, `top_k` at most.
+        """The chunks that share a word with the question, best first, `top_k` at most.
 
-        Equal scores keep the order the chunks were given in. Nothing in common: an empty list.
-        Raises UsageError for a `top_k` below 1.
+        Equal scores keep the order of the chunks. Raises UsageError for a `top_k` below 1.
         """
         check_top_k(top_k)
-        ids = [
-            self._vocabulary[term] for term in question_terms(question) if term in self._vocabulary
-        ]
-        if not ids:
-            return []
-        # bm25s's own top-k breaks ties by memory order, so the best are picked here. Its idf is
-        # positive for every term (Lucene's variant), so a score above 0 means a shared word.
-        scores: list[float] = self._index.get_scores_from_ids(ids).tolist()
-        found = [row for row, score in enumerate(scores) if score > 0]
-        found.sort(key=lambda row: -scores[row])
-        return [
-            Hit(chunk=self._chunks[row], score=scores[row], rank=rank)
-            for rank, row in enumerate(found[:top_k], start=1)
-        ]
+        scores = np.zeros(len(self._ids), np.float32)
+        for term in question_terms(question):
+            rows, counts = self._postings.of_term(term)
+            if len(rows):
+                rare = np.log1p((self._count - len(rows) + 0.5) / (len(rows) + 0.5))
+                scores[rows] += np.float32(rare) * (counts / (counts + self._norms[rows]))
+        return hits_of(self._corpus, self._ids, scores, top_k)
 
 
-def _import_bm25s() -> ModuleType:
-    """Import bm25s (a fifth of a second) for the first index, quietly and with numpy alone.
+def _opened(corpus: Corpus[ChunkT]) -> tuple[list[str], Postings]:
+    """The index of a corpus, from its folder as far as it is there."""
+    if corpus.folder is None:
+        ids = corpus.ids()
+        return ids, Postings.of(corpus.texts(ids))
+    path, state = corpus.folder / FILE, f"{TERMS_VERSION} {corpus.state}"
+    held = read_arrays(path)
+    known: list[str] = []
+    postings = None
+    if held is not None and held.facts.get("terms") == TERMS_VERSION:
+        known = ids_list(held.arrays["ids"])
+        postings = Postings(**{n: a for n, a in held.arrays.items() if n != "ids"})
+        if held.facts.get("state") == state:
+            return known, postings
+    ids = corpus.ids()
+    if postings is None:
+        postings = Postings.of(corpus.texts(ids))
+    elif ids != known:
+        postings = _updated(corpus, postings, known, ids)
+    if len(ids) >= KEPT_FROM:
+        facts = {"terms": TERMS_VERSION, "state": state}
+        arrays: dict[str, Array] = {"ids": ids_array(ids), **vars(postings)}
+        with contextlib.suppress(OSError):  # where it can't be kept, it is made again
+            write_arrays(path, Arrays(facts, arrays))
+    return ids, postings
 
-    On import it also loads numba and runs a first operation in JAX where they are installed;
-    JAX would take most of a GPU's memory for it, and neither is used here.
-    """
-    with _hidden("numba", "jax", "jax.lax"):
-        import bm25s
 
-    # It sets its own logger to DEBUG: whoever logs the root logger would get a line an index.
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    module: ModuleType = bm25s
-    return module
-
-
-@contextmanager
-def _hidden(*modules: str) -> Iterator[None]:
-    """Make importing these modules fail inside the block, unless they are already loaded."""
-    hidden = [name for name in modules if name not in sys.modules]
-    # None in sys.modules is Python's documented way to say "not to be imported".
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            sys.modules.pop(name, None)
+def _updated(
+    corpus: Corpus[ChunkT], postings: Postings, known: list[str], ids: list[str]
+) -> Postings:
+    row_of = {one: row for row, one in enumerate(ids)}
+    places = np.fromiter((row_of.get(one, -1) for one in known), np.int64, len(known))
+    there = set(known)
+    new = [one for one in ids if one not in there]
+    return postings.updated(places, len(ids), [row_of[one] for one in new], corpus.texts(new))

@@ -1,8 +1,7 @@
 """Retrieval: what counts as a word, which chunks are found and in which order."""
 
 import logging
-import subprocess
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.errors import UsageError
-from engine.retrieval import BM25Retriever, Hit
+from cache_store.catalog import Catalog, ChunkText
+from cache_store.errors import NotFoundError, UsageError
+from cache_store.keys import chunk_id
+from engine.retrieval import BM25Retriever, CatalogChunks, Hit, bm25
+from engine.retrieval.keeping import kept_folder
 from engine.retrieval.terms import question_terms, terms
 
 
@@ -121,6 +123,19 @@ def test_asking_with_a_word_twice_changes_nothing() -> None:
         ("ค่าเช่า", "ผู้เช่าจ่ายค่าเช่าทุกเดือน"),
         ("학교", "학교에서 배운다"),
         ("हिन्दी", "वह हिन्दी बोलती है"),
+        ("cafe", "das Café"),
+        ("ZURICH", "in Zürich"),
+        ("Lodz", "Łódź"),
+        ("ΑΘΗΝΑ", "η Αθήνα"),
+        ("ΣΊΣΥΦΟΣ", "ο Σίσυφος"),
+        ("елка", "Ёлка"),
+        ("שלום", "שָׁלוֹם"),
+        ("email", "an e-mail"),
+        ("TB40", "type TB-40"),
+        ("getUserName", "get_user_name()"),
+        ("user", "getUserName()"),
+        ("1000000", "1,000,000 of them"),
+        ("l'eau", "de l’eau"),
     ],
 )
 def test_what_is_written_differently_is_found(question: str, text: str) -> None:
@@ -134,7 +149,24 @@ def test_unspaced_text_is_ranked_by_neighbouring_characters() -> None:
 
 
 def test_scripts_side_by_side_are_told_apart() -> None:
-    assert " ".join(sorted(terms("第3章 TB-40号機"))) == "3 40 tb 号 号機 機 章 第"
+    assert " ".join(sorted(terms("第3章 TB-40号機"))) == "3 40 tb tb40 号 号機 機 章 第"
+
+
+@pytest.mark.parametrize(
+    ("question", "first", "second"),
+    [
+        ("What does C++ cost?", "C++ costs", "C costs"),
+        ("Is it in C#?", "in C# it is", "in C it is"),
+        ("version v2.1", "since v2.1", "since v2.7, 1"),
+        ("192.168.0.1", "at 192.168.0.1", "at 168.192.1.0"),
+        ("foo_bar", "the foo_bar", "the bar or foo"),
+        ("Was ist die Miete?", "die Miete", "was die da ist, ist die"),
+        ("Où est le port ?", "un port", "où est-il, où est-elle, et le"),
+        ("Где порт?", "порт", "где, где и где"),
+    ],
+)
+def test_what_says_more_comes_first(question: str, first: str, second: str) -> None:
+    assert found(BM25Retriever(notes(second, first)).search(question, 2))[0] == first
 
 
 def test_vowel_signs_do_not_cut_a_word() -> None:
@@ -190,25 +222,133 @@ def test_searching_prints_and_logs_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_bm25s_is_imported_for_the_first_index_only_and_without_numba_or_jax(
-    tmp_path: Path,
+# The index that is kept.
+
+
+class Kept:
+    """A catalog and the folder its index is kept in."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bm25, "KEPT_FROM", 0)
+        self.root, self.folder = root, root / "kept"
+        self.catalog = Catalog(root / "catalog.db", read_only=False)
+        self.read: list[str] = []
+        given = CatalogChunks.texts
+
+        def texts(corpus: CatalogChunks, ids: Sequence[str]) -> Iterator[str]:
+            self.read += ids
+            return given(corpus, ids)
+
+        monkeypatch.setattr(CatalogChunks, "texts", texts)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / bm25.FILE
+
+    def add(self, source: str, *texts: str) -> None:
+        chunks = [ChunkText(chunk_id(text), text, 0, len(text), 1) for text in texts]
+        self.catalog.replace_document(source, "", "{}", chunks)
+
+    def texts_read(self, question: str = "rope tar tide") -> int:
+        """How many texts a search reads, which finds what an index made anew finds."""
+        self.read.clear()
+        hits = BM25Retriever(CatalogChunks(self.catalog, self.folder)).search(question, 9)
+        read = len(self.read)
+        assert hits == BM25Retriever(self.catalog.chunks()).search(question, 9)
+        return read
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    made = Kept(tmp_path, monkeypatch)
+    made.add("one", "a rope", "tar and rope", "no word of it")
+    made.add("two", "the tide, the tide", "a rope")
+    return made
+
+
+def test_a_kept_index_is_read_and_not_made_again(kept: Kept) -> None:
+    assert kept.texts_read() == 4
+    assert kept.file.stat().st_mode & 0o777 == 0o600
+    assert kept.texts_read() == 0
+
+
+def test_only_what_is_new_is_read(kept: Kept) -> None:
+    kept.texts_read()
+    kept.add("three", "tar", "tar tar rope", "a rope", "?!")
+    assert kept.texts_read() == 3
+    kept.add("one", "tar and rope", "no word of it")  # "a rope" is the second document's now
+    kept.catalog.remove_document("three")
+    assert kept.texts_read() == 0
+    kept.catalog.remove_document("one")
+    kept.catalog.remove_document("two")
+    assert kept.texts_read() == 0
+    kept.add("two", "a rope")
+    assert kept.texts_read() == 1
+
+
+def test_documents_in_another_order_are_noticed(kept: Kept) -> None:
+    kept.add("one", "an oar", "ropes")
+    kept.add("two", "ropes, now")
+    kept.texts_read("rope")
+    kept.catalog.remove_document("one")
+    kept.add("one", "an oar", "ropes")
+    assert kept.texts_read("rope") == 0
+
+
+def test_another_store_at_the_same_place_is_noticed(kept: Kept) -> None:
+    kept.texts_read()
+    revision = kept.catalog.revision
+    kept.catalog.close()
+    kept.catalog.path.unlink()
+    kept.catalog = Catalog(kept.catalog.path, read_only=False)
+    while kept.catalog.revision < revision:
+        kept.add("one", "a tide table", "tar")
+    assert kept.texts_read() == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "foreign", "header", "version"])
+def test_a_damaged_index_is_made_again(
+    kept: Kept, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Both stand ready to be imported and say so; bm25s would otherwise load either on sight.
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax/__init__.py").write_text("print('jax loaded')")
-    (tmp_path / "jax/lax.py").write_text("def top_k(*_): print('jax used')")
-    (tmp_path / "numba.py").write_text("print('numba loaded')\ndef njit(f): return f")
-    script = f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})  # before those that are installed
-from engine.retrieval import BM25Retriever
-print("bm25s" in sys.modules)
-class Chunk:
-    chunk_id, text = "a", "rope"
-print(len(BM25Retriever([Chunk()]).search("rope", 6)), "bm25s" in sys.modules)
-import jax.lax, numba
-"""
-    printed = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
-    assert printed.splitlines() == ["False", "1 True", "jax loaded", "numba loaded"]
+    kept.texts_read()
+    data = bytearray(kept.file.read_bytes())
+    if damage == "version":
+        monkeypatch.setattr(bm25, "TERMS_VERSION", -1)
+    elif damage == "cut":
+        kept.file.write_bytes(data[: len(data) // 2])
+    elif damage == "foreign":
+        kept.file.write_bytes(b"hello")
+    else:
+        at = data.index(b"facts") if damage == "header" else len(data) - 64
+        data[at] ^= 2
+        kept.file.write_bytes(data)
+    assert kept.texts_read() == 4
+    assert kept.texts_read() == 0
+
+
+def test_where_nothing_can_be_kept_everything_is_found(kept: Kept) -> None:
+    kept.folder.write_text("a file")
+    assert kept.texts_read() == 4
+    assert kept.texts_read() == 4
+
+
+def test_folders_of_stores_that_are_gone_go_with_the_next_new_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = kept_folder(tmp_path / "search", tmp_path / "a")
+    assert kept_folder(tmp_path / "search", tmp_path / "a") == first
+    (tmp_path / "a").rmdir()
+    second = kept_folder(tmp_path / "search", tmp_path / "b")
+    assert list((tmp_path / "search").iterdir()) == [second]
+
+
+def test_only_chunks_of_the_collections_are_found(kept: Kept) -> None:
+    kept.catalog.collect("sea", ["two"])
+    corpus = CatalogChunks(kept.catalog, kept.folder, ["sea"])
+    hits = BM25Retriever(corpus).search("rope tar tide", 9)
+    assert {(hit.chunk.source, hit.chunk.text) for hit in hits} == {
+        ("two", "the tide, the tide"),
+        ("two", "a rope"),
+    }
+    with pytest.raises(NotFoundError, match="land"):
+        CatalogChunks(kept.catalog, kept.folder, ["land"])
