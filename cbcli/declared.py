@@ -122,6 +122,12 @@ class Settings:
         group=PROMPT,
         example='"Answer briefly."',
     )
+    cite: bool = setting(
+        False,
+        values.flag,
+        "Number the chunks in the prompt, ask for the numbers in the answer, and say what they "
+        "stand for",
+    )
     separator: str = setting("\n\n", values.text, "Text between two chunks in the prompt")
     text_separator: str = setting(
         " # # ",

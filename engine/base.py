@@ -21,7 +21,7 @@ from engine.model import Decoder
 from engine.options import BlendOptions, SamplingOptions
 from engine.precompute import ChunkWriter
 from engine.prefill import PrefillRun
-from engine.prompt import Prompt, PromptChunk, lay_out
+from engine.prompt import Prompt, PromptChunk
 from engine.results import AskResult, Audited, ModelInfo
 from engine.sources import KVStore, Source
 from engine.trace.record import Trace
@@ -115,20 +115,24 @@ class BaseEngine(ABC):
         """A chunk of text, encoded alone, under the id it has in every store."""
         return PromptChunk(tuple(self.tokenizer.encode(text)), chunk_id(text), source)
 
-    def prompt(self, question: str, chunks: Sequence[PromptChunk]) -> Prompt:
-        """Lays out prefix, chunks in the order given, and question. Raises UsageError."""
+    def prompt(self, question: str, chunks: Sequence[PromptChunk], *, cite: bool = False) -> Prompt:
+        """Lays out prefix, chunks in the order given, and question. cite: chunks are numbered from
+        1, and their numbers asked for. Raises UsageError."""
         if not question.strip():
             raise UsageError("the question is empty", "give a question")
-        return lay_out(
-            self.template.prefix, chunks, self.template.separator, self.template.suffix(question)
-        )
+        return self.template.lay_out(chunks, question, cite=cite)
 
     def ask(
-        self, question: str, chunks: Sequence[PromptChunk], **wishes: Unpack[AskWishes]
+        self,
+        question: str,
+        chunks: Sequence[PromptChunk],
+        *,
+        cite: bool = False,
+        **wishes: Unpack[AskWishes],
     ) -> AskResult:
-        """Answers a question over chunks, in the order given. See `generate`."""
+        """Answers a question over chunks, in the order given. See `prompt` and `generate`."""
         began = time.perf_counter()
-        prompt = self.prompt(question, chunks)
+        prompt = self.prompt(question, chunks, cite=cite)
         tokenize_s = time.perf_counter() - began
         result = self.generate(prompt, question=question, **wishes)
         timing = replace(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cache_store.errors import CacheblendError, UsageError
 from engine.context import ContextKind
+from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.rendering import Renderer, Text, control, find_chat_template, plain
 from engine.tokenizer import Tokenizer
 
@@ -152,6 +153,15 @@ class PromptTemplate:
         before = _CITING if cite else BEFORE_QUESTION
         before = before if documents else before.lstrip("\n")
         return tuple(self.tokenizer.encode(before + question.strip()))
+
+    def lay_out(
+        self, chunks: Sequence[PromptChunk], question: str, *, cite: bool = False
+    ) -> Prompt:
+        """The prompt of one question. cite: chunks are numbered from 1, and their numbers asked
+        for."""
+        leads = self.leads(range(1, len(chunks) + 1)) if cite else None
+        suffix = self.suffix(question, cite=cite)
+        return lay_out(self.prefix, chunks, self.separator, suffix, leads)
 
     def leads(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """What stands in front of each of several chunks, in place of a separator, where they are

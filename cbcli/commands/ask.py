@@ -19,6 +19,7 @@ from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser
+from cbcli.citations import Citations
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.explain import headline, why_not_faster
 from cbcli.output import Output
@@ -61,6 +62,7 @@ app = typer.Typer(**app_options())
     flags.BLEND,
     flags.TRACE,
     "live",
+    "cite",
     flags.PROMPT,
     flags.SAMPLING,
     flags.STORE,
@@ -121,7 +123,7 @@ def ask(
         open_s = time.perf_counter() - began
         calibrated = Calibrated.open(blueprint, out, opened)
         wanted = settings if positions is None else replace(settings, policy="explicit")
-        tokens = _tokens(blueprint, chunks, text)
+        tokens = _tokens(blueprint, chunks, text, cite=settings.cite)
         wanted = calibrated.settle(wanted, tokens)
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
@@ -136,6 +138,7 @@ def ask(
             result = loaded.ask(
                 text,
                 [loaded.chunk(piece.text, piece.source) for piece in chunks],
+                cite=settings.cite,
                 blend=blend,
                 sampling=sampling_options(settings),
                 compare=compare,
@@ -160,7 +163,8 @@ def ask(
 
     notes = [note for note in result.notes if not (told and OTHER_MODEL in note)]
     result = replace(result, notes=(*notes, *changes))
-    _report(out, result)
+    cited = Citations.of(result.answer, list(enumerate(chunks, 1))) if settings.cite else None
+    _report(out, result, cited)
     if result.trace is not None:
         tracing.save(result.trace, out.warn)
 
@@ -183,11 +187,15 @@ def parse_indices(text: str) -> list[int]:
     return positions
 
 
-def _tokens(blueprint: Blueprint, chunks: Sequence[ChunkInfo], question: str) -> PromptTokens:
+def _tokens(
+    blueprint: Blueprint, chunks: Sequence[ChunkInfo], question: str, *, cite: bool
+) -> PromptTokens:
     """How long the prompt will be."""
     template, cached = blueprint.template, sum(chunk.tokens for chunk in chunks)
     between = len(template.separator) * max(0, len(chunks) - 1)
-    prefix, suffix = len(template.prefix), len(template.suffix(question))
+    if cite:
+        between = sum(map(len, template.leads(range(1, len(chunks) + 1))))
+    prefix, suffix = len(template.prefix), len(template.suffix(question, cite=cite))
     return PromptTokens(prefix + cached + between + suffix, cached, prefix)
 
 
@@ -253,13 +261,15 @@ def _scene(out: Output, settings: Settings) -> Iterator[AskScene | None]:
         yield scene
 
 
-def _report(out: Output, result: AskResult) -> None:
+def _report(out: Output, result: AskResult, cited: Citations | None) -> None:
     out.end_pieces()  # what is said begins on a line of its own
     for note in result.notes:
         out.warn(note)
     if out.json:
-        out.data(result.to_json())
+        out.data(result.to_json() | (cited.to_json() if cited is not None else {}))
         return
+    if cited is not None:
+        cited.print(out)
     out.note(headline(result))
     if out.verbose:
         for reason in why_not_faster(result):

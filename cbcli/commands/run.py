@@ -46,6 +46,7 @@ app = typer.Typer(**app_options())
     flags.RETRIEVAL,
     flags.BLEND,
     flags.TRACE,
+    "cite",
     flags.PROMPT,
     flags.SAMPLING,
     "text_separator",

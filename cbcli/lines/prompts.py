@@ -33,7 +33,7 @@ OVERRIDES = (
     ),
     *("min_tokens", "save", "target_kl", "task"),
     *("strict_context", "system", "max_tokens", "temperature", "top_p", "sample_top_k", "seed"),
-    "stop",
+    *("stop", "cite"),
 )
 # All settings that an answer depends on, besides the line itself, what is stored and, where no
 # policy or ratio is set, the model's calibration.

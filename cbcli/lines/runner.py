@@ -18,6 +18,7 @@ from cache_store.store import ChunkStore
 from cbcli.calibrated import Calibrated, PromptTokens, without_auto
 from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser, in_order
+from cbcli.citations import Citations
 from cbcli.errors import Failure, describe
 from cbcli.lines.prompts import BadLine, LineName, PromptLine
 from cbcli.output import Output
@@ -82,9 +83,10 @@ class Answer:
         return cls.failed(line.name, describe(line.error))
 
     @classmethod
-    def good(cls, line: PromptLine, result: AskResult) -> Answer:
-        """For a line that was answered."""
+    def good(cls, line: PromptLine, result: AskResult, cited: Citations | None) -> Answer:
+        """For a line that was answered. cited: where its settings ask for that."""
         record = {**_named(line.name), **result.to_json()}
+        record |= cited.to_json() if cited is not None else {}
         return cls(line.name.number, record, notes=(*line.notes, *result.notes))
 
 
@@ -278,18 +280,14 @@ class LineRunner:
         self, session: _Session, engine: BaseEngine, settings: Settings, line: PromptLine
     ) -> _LaidOut:
         """The line's prompt, and how it is to be blended."""
-        from engine.prompt import lay_out
-
         check_ratio(settings)
         began = time.perf_counter()
         chunks = _chunks(session.chooser, settings, line)
         chosen = time.perf_counter()
-        template = self._template(settings.system)
-        prompt = lay_out(
-            template.prefix,
+        prompt = self._template(settings.system).lay_out(
             [engine.chunk(chunk.text, chunk.source or None) for chunk in chunks],
-            template.separator,
-            template.suffix(line.question),
+            line.question,
+            cite=settings.cite,
         )
         laid_out = time.perf_counter()
         cached = sum(len(s.token_ids) for s in prompt.segments if s.kind == "chunk")
@@ -313,7 +311,8 @@ class LineRunner:
             total_s=opened_s + result.timing.total_s + laid_out.retrieve_s + laid_out.tokenize_s,
         )
         line = laid_out.line
-        return Answer.good(line, self._recorded(result.timed(timing), line))
+        cited = Citations.of(result.answer, list(enumerate(chunks, 1))) if settings.cite else None
+        return Answer.good(line, self._recorded(result.timed(timing), line), cited)
 
     def _load_template(self, system: str | None) -> PromptTemplate:
         """The model's template around another system prompt."""
