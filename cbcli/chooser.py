@@ -10,7 +10,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, NotFoundError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
-from cbcli.settings import Settings, data_root
+from cbcli.settings import Settings
 
 if TYPE_CHECKING:
     from engine.retrieval import Hit, Retriever
@@ -23,7 +23,7 @@ class Chooser:
     def __init__(self, store: ChunkStore) -> None:
         self.store = store
         self._retriever: Retriever[ChunkInfo] | None = None
-        self._built_for: tuple[int, tuple[str, ...]] = (-1, ())
+        self._built_for: tuple[object, ...] = ()
 
     def choose(self, settings: Settings, question: str, names: Sequence[str]) -> list[ChunkInfo]:
         """The chunks named, or without names those retrieved and their neighbours, in the order
@@ -48,10 +48,12 @@ class Chooser:
         """The chunks of all documents, or of those in the collections set, that fit the question
         best, best first, and how well. Raises NotFoundError where none does, or none well enough,
         and for a collection that isn't there."""
-        found = self._index(settings.collections).search(question, settings.top_k)
+        found = self._index(settings).search(question, settings.top_k)
         if not found:
             raise NotFoundError(
-                "no stored chunk has a word in common with the question",
+                "no stored chunk has a word in common with the question"
+                if settings.retriever == "bm25"
+                else "no stored chunk fits the question",
                 "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
             )
         least = settings.min_score
@@ -82,21 +84,16 @@ class Chooser:
                 found.setdefault(near.chunk_id, self._unaltered(near))
         return list(found.values())
 
-    def _index(self, collections: tuple[str, ...]) -> Retriever[ChunkInfo]:
-        from engine.retrieval import BM25Retriever, CatalogChunks
-        from engine.retrieval.keeping import kept_folder
+    def _index(self, settings: Settings) -> Retriever[ChunkInfo]:
+        from cbcli.retrievers import open_retriever
 
-        catalog = self.store.catalog
-        wanted = (catalog.revision, collections)
+        wanted = (
+            *(self.store.catalog.revision, settings.collections),
+            *(settings.retriever, settings.embed_model),
+        )
         if self._retriever is None or self._built_for != wanted:
-            if not catalog.documents():
-                raise NotFoundError(
-                    f"the store at {self.store.path} has no chunks",
-                    "fill it: cacheblend ingest PATH",
-                )
-            folder = kept_folder(data_root() / "search", self.store.path)
-            corpus = CatalogChunks(catalog, folder, collections)
-            self._retriever, self._built_for = BM25Retriever(corpus), wanted
+            self._retriever = open_retriever(settings, self.store)
+            self._built_for = wanted
         return self._retriever
 
     def _unaltered(self, chunk: ChunkInfo) -> ChunkInfo:

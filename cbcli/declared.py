@@ -167,6 +167,20 @@ class Settings:
         short="-k",
         group=RETRIEVAL,
     )
+    retriever: str = setting(
+        "bm25",
+        values.retriever,
+        "What finds chunks: bm25 (words), embed (meaning), hybrid (both), or your own: "
+        "module:function or file.py:function",
+        group=RETRIEVAL,
+    )
+    embed_model: str = setting(
+        "minishlab/potion-retrieval-32M",
+        values.model,
+        "Embedding model of embed and hybrid, for model2vec: a folder, or a repository of the "
+        "Hugging Face Hub",
+        group=RETRIEVAL,
+    )
     min_score: float | None = setting(
         None,
         values.number(-(10**6), 10**6),

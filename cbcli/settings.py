@@ -135,8 +135,10 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
         raise UsageError(f"{place} is {shown}", f"expected {error}") from None
     if isinstance(value, Path):
         return base / value
-    if name == "model" and str(value).startswith("."):
+    if name in ("model", "embed_model") and str(value).startswith("."):
         return str(base / str(value))
+    if name == "retriever" and ".py:" in str(value):
+        return str(base / Path(str(value)).expanduser())
     return value
 
 

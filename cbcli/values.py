@@ -169,6 +169,19 @@ def remote(value: object) -> str | None:
     return value.strip()
 
 
+RETRIEVERS = ("bm25", "embed", "hybrid")
+
+
+_OWN = re.compile(r"\S.*:[^\W\d]\w*")
+
+
+def retriever(value: object) -> str:
+    """One of ours, or the user's own, as module:name or file.py:name."""
+    if isinstance(value, str) and (value in RETRIEVERS or _OWN.fullmatch(value)):
+        return value
+    raise ValueError(f"{', '.join(RETRIEVERS)}, module:function or file.py:function")
+
+
 def day(value: object) -> str:
     """A day as YYYY-MM-DD; TOML's own dates are taken too."""
     if isinstance(value, date):

@@ -47,7 +47,7 @@ Found = tuple[ChunkInfo, int | None, float | None]
         "cacheblend search -q 'planning' | cacheblend ask --chunk - 'Who plans?'",
     )
 )
-@flags.with_settings(flags.RETRIEVAL, "store", "pager", without=("order",))
+@flags.with_settings(flags.RETRIEVAL, "store", "offline", "pager", without=("order",))
 def search(
     question: Annotated[
         str, typer.Argument(help="The question; - or nothing reads it from standard input.")

@@ -38,6 +38,7 @@ OVERRIDES = (
 # All settings that an answer depends on, besides the line itself, what is stored and, where no
 # policy or ratio is set, the model's calibration.
 _DECIDING = (
+    *("retriever", "embed_model"),
     *("model", "dtype", "kv_dtype", "force", "separator", "text_separator", "template_date"),
     *(name for name in OVERRIDES if name != "save"),
 )

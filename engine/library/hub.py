@@ -45,7 +45,7 @@ def look_up(repo: str, revision: str | None) -> HubModel:
     NotFoundError or CacheblendError where it can't be had."""
     from huggingface_hub import HfApi
 
-    with _plain_errors(repo):
+    with plain_errors(repo):
         info = HfApi(endpoint=_endpoint()).model_info(
             repo, revision=revision, files_metadata=True, timeout=30
         )
@@ -77,7 +77,7 @@ def download(model: HubModel, into: Path, parts: Path, progress: Progress) -> No
     """
     names = sorted(model.sizes, key=lambda name: (name != "config.json", name))
     total, before = sum(model.sizes.values()), 0
-    with _plain_errors(model.repo):
+    with plain_errors(model.repo):
         for name in names:
             start = before
 
@@ -161,7 +161,7 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _plain_errors(repo: str) -> Iterator[None]:
+def plain_errors(repo: str) -> Iterator[None]:
     """Turn the many errors of the Hub's library into ours, of one line each."""
     from huggingface_hub import errors
 

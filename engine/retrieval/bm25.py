@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Generic
 
 import numpy as np
 
-from engine.retrieval.arrays import Array, Arrays, ids_array, ids_list, read_arrays, write_arrays
 from engine.retrieval.corpus import Corpus, corpus_of
 from engine.retrieval.hit import ChunkT, Hit, check_top_k
+from engine.retrieval.keeping import Change, Held, kept_arrays
 from engine.retrieval.postings import Postings
 from engine.retrieval.ranking import hits_of
 from engine.retrieval.terms import TERMS_VERSION, question_terms
@@ -19,8 +18,6 @@ K1, B = 1.5, 0.75
 """How soon more of the same word counts for less, and how much a long chunk is held against it."""
 
 FILE = "words.idx"
-KEPT_FROM = 256
-"""So many chunks at least: the index of fewer is made in less time than it is read."""
 
 
 class BM25Retriever(Generic[ChunkT]):
@@ -32,7 +29,8 @@ class BM25Retriever(Generic[ChunkT]):
 
     def __init__(self, chunks: Sequence[ChunkT] | Corpus[ChunkT]) -> None:
         self._corpus = corpus_of(chunks)
-        self._ids, self._postings = _opened(self._corpus)
+        self._ids, held = kept_arrays(self._corpus, FILE, f"terms {TERMS_VERSION}", _merged)
+        self._postings = Postings(**held)
         lengths = self._postings.lengths
         # A chunk without a single word can't be found; counted, it would only shorten the average
         # length that the others are measured against.
@@ -55,38 +53,7 @@ class BM25Retriever(Generic[ChunkT]):
         return hits_of(self._corpus, self._ids, scores, top_k)
 
 
-def _opened(corpus: Corpus[ChunkT]) -> tuple[list[str], Postings]:
-    """The index of a corpus, from its folder as far as it is there."""
-    if corpus.folder is None:
-        ids = corpus.ids()
-        return ids, Postings.of(corpus.texts(ids))
-    path, state = corpus.folder / FILE, f"{TERMS_VERSION} {corpus.state}"
-    held = read_arrays(path)
-    known: list[str] = []
-    postings = None
-    if held is not None and held.facts.get("terms") == TERMS_VERSION:
-        known = ids_list(held.arrays["ids"])
-        postings = Postings(**{n: a for n, a in held.arrays.items() if n != "ids"})
-        if held.facts.get("state") == state:
-            return known, postings
-    ids = corpus.ids()
-    if postings is None:
-        postings = Postings.of(corpus.texts(ids))
-    elif ids != known:
-        postings = _updated(corpus, postings, known, ids)
-    if len(ids) >= KEPT_FROM:
-        facts = {"terms": TERMS_VERSION, "state": state}
-        arrays: dict[str, Array] = {"ids": ids_array(ids), **vars(postings)}
-        with contextlib.suppress(OSError):  # where it can't be kept, it is made again
-            write_arrays(path, Arrays(facts, arrays))
-    return ids, postings
-
-
-def _updated(
-    corpus: Corpus[ChunkT], postings: Postings, known: list[str], ids: list[str]
-) -> Postings:
-    row_of = {one: row for row, one in enumerate(ids)}
-    places = np.fromiter((row_of.get(one, -1) for one in known), np.int64, len(known))
-    there = set(known)
-    new = [one for one in ids if one not in there]
-    return postings.updated(places, len(ids), [row_of[one] for one in new], corpus.texts(new))
+def _merged(held: Held | None, change: Change) -> Held:
+    if held is None:
+        return vars(Postings.of(change.texts))
+    return vars(Postings(**held).updated(change.places, change.count, change.rows, change.texts))

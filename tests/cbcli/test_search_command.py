@@ -14,6 +14,7 @@ from cache_store.store import ChunkStore
 from cbcli.chooser import Chooser
 from cbcli.settings import load_settings
 from tests.cbcli.terminal import run
+from tests.engine.static_model import write_static_model
 
 TIDES = (
     "The tide turns twice a day.",
@@ -200,3 +201,60 @@ def test_ask_takes_ids_from_a_pipe_or_in_one_argument(
     nothing = run("ask", "--chunk", "-", "Who?", input="", env=env)
     assert (nothing.exit_code, "no chunk" in nothing.stderr) == (3, True)
     assert run("ask", "--chunk", "-", input="boat", env=env).exit_code == 2
+
+
+@pytest.fixture
+def embedding(library: Library) -> str:
+    pytest.importorskip("model2vec")
+    write_static_model(library.root / "static")
+    library.add("ropes.txt", ("A cord is coiled with the sun.", "The lamp burns oil."))
+    return "./static"
+
+
+def test_retrievers_by_meaning_and_by_both(library: Library, embedding: str) -> None:
+    by_meaning = ("--retriever", "embed", "--embed-model", embedding)
+    assert library.texts("rope", *by_meaning) == ["A cord is coiled with the sun."]
+    both = library.texts("zeppelin rope log", "--retriever", "hybrid", "--embed-model", embedding)
+    assert set(both) == {"A cord is coiled with the sun.", TIDES[3]}
+    assert "fits the question" in library("zeppelin", *by_meaning, code=3).stderr
+    least = library("rope", *by_meaning, "--min-score", "1.1", code=3)
+    assert "score of 1.1 or more" in least.stderr
+
+
+def test_an_embedding_model_that_is_not_here_is_said(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = library("rope", "--retriever", "embed", "--offline", "--json", code=3)
+    error = json.loads(result.stderr)["error"]
+    assert "minishlab/potion-retrieval-32M" in error["message"]
+    assert "--embed-model" in error["hint"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = library("rope", "--retriever", "embed", "--json", code=2)
+    assert json.loads(result.stderr)["error"]["hint"] == "pip install 'cacheblend[embed]'"
+
+
+def test_an_own_retriever_from_a_project_whose_folder_is_above(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (library.root / "mine.py").write_text(
+        "def find(question, chunks, top_k):\n"
+        "    print('looking')\n"
+        "    return [(c, len(c.text)) for c in chunks if question in c.text]\n"
+        "def fail(question, chunks, top_k):\n"
+        "    raise OSError('no index')\n"
+    )
+    below = library.root / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    for name in ("mine:find", "mine.py:find"):
+        (library.root / "cacheblend.toml").write_text(f'retriever = "{name}"\n')
+        result = library("boat", "--jsonl")
+        hits = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [hit["text"] for hit in hits] == [TIDES[1], TIDES[3]]
+        assert hits[0]["score"] == len(TIDES[1])
+        assert "looking" in result.stderr
+    failed = library("boat", "--retriever", "../mine.py:fail", "--json", code=1)
+    assert failed.stdout == ""
+    assert "failed: OSError: no index" in json.loads(failed.stderr)["error"]["message"]
+    wrong = library("boat", "--retriever", "bm26", "--json", code=2)
+    assert "module:function" in json.loads(wrong.stderr)["error"]["hint"]

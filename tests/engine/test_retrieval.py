@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cache_store.catalog import Catalog, ChunkText
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.keys import chunk_id
-from engine.retrieval import BM25Retriever, CatalogChunks, Hit, bm25
+from engine.retrieval import BM25Retriever, CatalogChunks, Hit, bm25, keeping
 from engine.retrieval.keeping import kept_folder
 from engine.retrieval.terms import question_terms, terms
 
@@ -229,7 +229,7 @@ class Kept:
     """A catalog and the folder its index is kept in."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bm25, "KEPT_FROM", 0)
+        monkeypatch.setattr(keeping, "KEPT_FROM", 0)
         self.root, self.folder = root, root / "kept"
         self.catalog = Catalog(root / "catalog.db", read_only=False)
         self.read: list[str] = []

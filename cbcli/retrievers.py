@@ -1,0 +1,61 @@
+"""The retriever that the settings name, over the chunks of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cache_store.catalog import ChunkInfo
+from cache_store.errors import NotFoundError
+from cache_store.store import ChunkStore
+from cbcli.settings import Settings, data_root
+from cbcli.values import RETRIEVERS
+
+if TYPE_CHECKING:
+    from engine.retrieval import CatalogChunks, EmbedRetriever, Retriever
+
+FOLDER = "search"
+"""In the folder of the user's data: indexes of words, and vectors, by store."""
+
+
+def open_retriever(settings: Settings, store: ChunkStore) -> Retriever[ChunkInfo]:
+    """Raises NotFoundError for a store without chunks, a collection or an embedding model that
+    isn't there; UsageError where an extra is missing, and for a retriever of the user's own that
+    can't be found."""
+    if not store.catalog.documents(collections=settings.collections):
+        raise NotFoundError(
+            f"the store at {store.path} has no chunks", "fill it: cacheblend ingest PATH"
+        )
+    if settings.retriever not in RETRIEVERS:
+        return _own(settings, store)
+    from engine.retrieval import BM25Retriever, CatalogChunks, HybridRetriever
+    from engine.retrieval.keeping import kept_folder
+
+    folder = kept_folder(data_root() / FOLDER, store.path)
+    corpus = CatalogChunks(store.catalog, folder, settings.collections)
+    if settings.retriever == "bm25":
+        return BM25Retriever(corpus)
+    if settings.retriever == "embed":
+        return _embed(settings, corpus)
+    return HybridRetriever(BM25Retriever(corpus), _embed(settings, corpus))
+
+
+def _embed(settings: Settings, corpus: CatalogChunks) -> EmbedRetriever[ChunkInfo]:
+    from engine.retrieval import EmbedRetriever, StaticEmbedder
+    from engine.retrieval.embed import find_model, require_model2vec
+
+    require_model2vec()  # before anything is downloaded
+    folder = find_model(settings.embed_model, offline=settings.offline)
+    return EmbedRetriever(corpus, StaticEmbedder(folder))
+
+
+def _own(settings: Settings, store: ChunkStore) -> Retriever[ChunkInfo]:
+    from engine.retrieval.own import OwnRetriever, load_own
+
+    folders = [Path.cwd()]
+    origin = settings.origin("retriever")
+    if origin.kind in ("project", "user"):
+        folders.append(Path(origin.where).parent)
+    own = load_own(settings.retriever, folders)
+    chunks = store.catalog.chunks(collections=settings.collections)
+    return OwnRetriever(settings.retriever, own, chunks)
