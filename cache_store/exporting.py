@@ -25,7 +25,7 @@ from cache_store.archive import (
     opening,
     padded,
 )
-from cache_store.archived_document import encode_document
+from cache_store.archived_document import archive_document
 from cache_store.catalog import DocumentInfo
 from cache_store.errors import (
     CacheblendError,
@@ -141,7 +141,7 @@ class _Planner:
         for chunk in chunks:
             self.entries(by_chunk.pop(chunk.chunk_id, []))
         document = ArchivedDocument(info.source, info.digest, info.settings)
-        body = encode_document(info, chunks)
+        body = archive_document(self._store.catalog, info)
         self.members.append(Member(document.member, len(body), blake3(body).hexdigest()))
         self._documents.append(document)
 
@@ -290,7 +290,7 @@ def _entry(store: ChunkStore, member: Member) -> Iterator[memoryview]:
 
 def _document(store: ChunkStore, member: Member, promised: ArchivedDocument) -> Iterator[bytes]:
     info = store.catalog.document(promised.source)
-    body = encode_document(info, store.catalog.chunks(info.source)) if info else b""
+    body = archive_document(store.catalog, info) if info else b""
     if blake3(body).hexdigest() != member.checksum:
         raise _changed(f"document {promised.source} was changed or removed")
     yield body

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from cache_store.archive import ArchivedDocument, ArchiveReader, Member, bad
 from cache_store.archived_document import decode_document
+from cache_store.catalog import DocumentInfo
 from cache_store.errors import DamagedEntry, IntegrityError, UsageError
 from cache_store.space import ROW_HEADROOM, round_up
 from cache_store.store import ChunkStore
@@ -58,7 +59,7 @@ class Import:
             known = self._store.catalog.document(document.source)
             if known is None:
                 continue
-            if (known.digest, known.settings) == (document.digest, document.settings):
+            if _version(known) == _version(document):
                 kept.add(document.member)
             else:
                 others.append(document.source)
@@ -122,21 +123,37 @@ class Import:
         self.report.entry_bytes += member.size
 
     def _document(self, member: Member, promised: ArchivedDocument) -> None:
-        if member.name in self._kept:
+        catalog, source = self._store.catalog, promised.source
+        known = catalog.document(source)
+        same = known is not None and _version(known) == _version(promised)
+        if member.name in self._kept and not same:
             self._reader.skip(member)
             self.report.kept_documents += 1
             return
         body = b"".join(self._reader.content(member))
         if blake3(body).hexdigest() != member.checksum:
             raise bad(member.name, "it is not what was written")
-        chunks = decode_document(body, promised)
-        catalog, source = self._store.catalog, promised.source
+        content = decode_document(body, promised)
+        if member.name in self._kept:  # the same: only what it is grouped with may be new
+            for name in set(content.collections).difference(catalog.collections_of(source)):
+                catalog.collect(name, [source])
+            self.report.kept_documents += 1
+            return
         before = {chunk.chunk_id for chunk in catalog.chunks(source)}
-        replaced = catalog.document(source) is not None
-        catalog.replace_document(source, promised.digest, promised.settings, chunks)
+        replaced = known is not None
+        catalog.replace_document(
+            *(source, promised.digest, promised.settings, content.chunks),
+            kind=content.kind,
+            collections=content.collections,
+        )
         discard_unknown(self._store, sorted(before))
         self.report.documents += 1
         self.report.replaced_documents += replaced
+
+
+def _version(document: DocumentInfo | ArchivedDocument) -> tuple[str, str]:
+    """What two documents of one name have in common if they are the same."""
+    return document.digest, document.settings
 
 
 def discard_unknown(store: ChunkStore, chunk_ids: Sequence[str]) -> int:

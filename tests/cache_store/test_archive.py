@@ -21,8 +21,9 @@ import pytest
 from blake3 import blake3
 
 from cache_store import exporting
-from cache_store.archive import END, MANIFEST, SEAL, ArchiveReader
-from cache_store.catalog import ChunkText
+from cache_store.archive import END, MANIFEST, SEAL, ArchivedDocument, ArchiveReader
+from cache_store.archived_document import decode_document
+from cache_store.catalog import ChunkText, Place
 from cache_store.errors import (
     CacheblendError,
     IntegrityError,
@@ -104,6 +105,58 @@ def test_what_goes_out_comes_in_and_nothing_else(full: ChunkStore, empty: ChunkS
     assert (again.documents, again.entries) == (0, 0)
     assert (again.kept_documents, again.kept_entries) == (2, 12)
     assert exported(empty) == data  # nothing of time or place is in it
+
+
+def test_places_headings_kinds_and_collections_travel(store: ChunkStore, empty: ChunkStore) -> None:
+    texts, places = ["one", "two"], [Place("page", 3, 4), None]
+    chunks = [
+        ChunkText(chunk_id(t), t, n, n + 1, 3, place, ("Tides", "Spring \ud83d") if n else ())
+        for n, (t, place) in enumerate(zip(texts, places, strict=True))
+    ]
+    store.catalog.replace_document("a.pdf", "d", "{}", chunks, kind="pdf", collections=["x", "y/z"])
+    data = exported(store)
+    take_in(empty, data)
+    (info,) = empty.catalog.documents()
+    assert info.kind == "pdf"
+    assert empty.catalog.chunks() == store.catalog.chunks()
+    assert empty.catalog.collections() == {"x": ["a.pdf"], "y/z": ["a.pdf"]}
+    assert exported(empty) == data
+    # What is there already comes into the collections it hasn't got, and stays in its own.
+    empty.catalog.uncollect("x")
+    empty.catalog.collect("mine", ["a.pdf"])
+    assert take_in(empty, data).kept_documents == 1
+    assert list(empty.catalog.collections()) == ["mine", "x", "y/z"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"places": [["page", 3, 2]]},
+        {"places": [["page", 1, 2], None]},
+        {"places": [["Page\n", 1, 1]]},
+        {"places": [["page", True, 1]]},
+        {"places": {"unit": "page"}},
+        {"headings": [["a", 1]]},
+        {"headings": ["Tides"]},
+        {"headings": []},
+        {"kind": "../pdf"},
+        {"kind": 3},
+        {"collections": ["two words"]},
+        {"collections": "work"},
+        {"collections": None},
+    ],
+)
+def test_what_is_told_of_a_document_is_checked(extra: dict[str, Any]) -> None:
+    promised = ArchivedDocument("a", "d", "{}")
+    row = {
+        "source": "a",
+        "digest": "d",
+        "settings": "{}",
+        "chunks": [[chunk_id("t"), 0, 1, 1, "t"]],
+    }
+    assert decode_document(json.dumps(row).encode(), promised).chunks[0].place is None  # as of old
+    with pytest.raises(IntegrityError, match="can't be understood"):
+        decode_document(json.dumps({**row, **extra}).encode(), promised)
 
 
 def test_an_archive_is_a_tar_file_of_plain_files(full: ChunkStore, tmp_path: Path) -> None:
