@@ -10,7 +10,7 @@ from typing import Any
 
 from cache_store.archive import ArchivedDocument, as_json, bad
 from cache_store.catalog import Catalog, ChunkInfo, ChunkText, DocumentInfo, Place
-from cache_store.collecting import is_collection_name
+from cache_store.collection_name import is_collection_name
 from cache_store.keys import chunk_id
 
 _MAX_NUMBER = 2**53
@@ -73,7 +73,7 @@ def decode_document(data: bytes, promised: ArchivedDocument) -> DocumentContent:
 def _chunk(name: object, start: object, end: object, tokens: object, text: object) -> ChunkText:
     if not isinstance(text, str) or chunk_id(text) != name:
         raise ValueError("a text that isn't its id's")
-    numbers = [n for n in (start, end, tokens) if _is_number(n)]
+    numbers = [n for n in (start, end, tokens) if type(n) is int and 0 <= n < _MAX_NUMBER]
     if len(numbers) != 3:
         raise ValueError("an impossible place")
     return ChunkText(chunk_id(text), text, numbers[0], numbers[1], numbers[2])

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from cache_store.catalog_database import CatalogDatabase
+from cache_store.collection_name import MAX_NAME, NAME_RULE, is_collection_name
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.schema import raw
-
-MAX_NAME = 80
-_NAME = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_NAME}}}")
-NAME_RULE = f"up to {MAX_NAME} letters, digits and - _ . /"
-
-
-def is_collection_name(name: str) -> bool:
-    """Whether a collection can have this name: ASCII letters, digits, and - _ . /"""
-    return _NAME.fullmatch(name) is not None
 
 
 def check_collection_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import CacheblendError, IntegrityError, UsageError
 from cbcli.output import Output
-from cbcli.settings import Settings, data_root
+from cbcli.settings import Origin, Settings, data_root
 from cbcli.values import AUTO
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.results import AskResult
 
 # How strong the place is that a value comes from.
-_STRENGTH = {"default": 0, "user": 1, "project": 2, "environment": 3, "flag": 4, "line": 5}
+_LINE = Origin("line").strength
 _HINT = "measure it: cacheblend calibrate"
 LATELY = 20  # audited prompts that a ratio is raised by
 _Stamp = tuple[tuple[str, int, int], ...]  # name, size and time of change of an audit log's files
@@ -164,7 +164,7 @@ class Calibrated:
             return False
         names = ("threshold", "ratio", "target_kl")
         threshold, ratio, target = (_strength(settings, name, own) for name in names)
-        if threshold == target == _STRENGTH["line"]:
+        if threshold == target == _LINE:
             raise UsageError("target_kl and threshold exclude each other", "give one of them")
         return threshold > max(ratio, target)
 
@@ -173,7 +173,7 @@ class Calibrated:
         if settings.target_kl is None or settings.ratio == AUTO:
             return None  # the controller keeps to the target by itself
         target, ratio = (_strength(settings, name, own) for name in ("target_kl", "ratio"))
-        if target == ratio == _STRENGTH["line"]:
+        if target == ratio == _LINE:
             raise UsageError("target_kl and ratio exclude each other", "give one of them")
         return settings.target_kl if target >= ratio else None
 
@@ -373,7 +373,7 @@ def _prompt(tokens: PromptTokens) -> Prompt:
 
 def _strength(settings: Settings, name: str, own: Collection[str]) -> int:
     """How strong the place is that sets it; 0 where nobody does."""
-    return _STRENGTH["line" if name in own else settings.origin(name).kind]
+    return _LINE if name in own else settings.origin(name).strength
 
 
 def without_auto(settings: Settings) -> Settings:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cbcli.values import Kind
+if TYPE_CHECKING:
+    from cbcli.values import Kind
 
 PREFIX = "CACHEBLEND_"
 
@@ -16,10 +17,16 @@ ORIGINS = ("line", "flag", "environment", "project", "user", "default")
 @dataclass(frozen=True)
 class Origin:
     """Where a value comes from. `kind`: flag, environment, project, user or default; `where`: the
-    flag, variable or file."""
+    flag, variable or file; `above`: it is a profile's, above what its file says itself."""
 
     kind: str
     where: str = ""
+    above: bool = False
+
+    @property
+    def strength(self) -> int:
+        """Greater where the place is stronger; 0 for a default."""
+        return 2 * (len(ORIGINS) - 1 - ORIGINS.index(self.kind)) + self.above
 
     def __str__(self) -> str:
         return f"{self.kind} {self.where}".rstrip()

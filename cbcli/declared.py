@@ -360,6 +360,13 @@ class Settings:
         "20GB",
         example='"20GB"',
     )
+    profile: str | None = setting(
+        None,
+        values.profile_name,
+        "Profile: its keys in the settings files count above the others there",
+        metavar="NAME",
+        example='"fast"',
+    )
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
 
     def origin(self, name: str) -> Origin:

@@ -18,6 +18,7 @@ from pathlib import Path
 import typer
 
 from cache_store.errors import CacheblendError, IntegrityError, NotFoundError, UsageError
+from cbcli.variables import wants_json
 
 
 class ExitCode(IntEnum):
@@ -98,7 +99,7 @@ class Wanted:
             if option[:1] == "-" and set(option[1:]) in ({"v"}, {"v", "q"})
         )
         return cls(
-            "--json" in options or "--jsonl" in options,
+            "--json" in options or wants_json(args, env) or "--jsonl" in options,
             verbose >= 2 or env.get("CACHEBLEND_DEBUG", "") not in ("", "0"),
         )
 

@@ -55,9 +55,9 @@ Collection = Annotated[
 def with_settings(
     *wanted: str, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the flags of groups and of single settings; `without` are settings of those
-    groups that it doesn't take."""
-    names = list(dict.fromkeys(name for one in wanted for name in _names(one)))
+    """Gives a command the flags of groups and of single settings, and --profile; `without` are
+    settings of those groups that it doesn't take."""
+    names = list(dict.fromkeys(name for one in (*wanted, "profile") for name in _names(one)))
     unknown = [name for name in without if name not in names]
     if unknown:
         raise ValueError(f"not in the groups: {', '.join(unknown)}")

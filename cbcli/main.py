@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from cbcli.command import Group, app_options, examples
+from cbcli.variables import name_variables
 
 # name: (module with an `app`, one line of help)
 COMMANDS = {
@@ -53,11 +54,16 @@ class Commands(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return _command(import_module(COMMANDS[cmd_name][0]).app, cmd_name)
+        return app_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def app_command(name: str) -> Any:
+    """The command of this name in the table. Imports its module."""
+    return _command(import_module(COMMANDS[name][0]).app, name)
 
 
 @cache
@@ -65,6 +71,7 @@ def _command(app: typer.Typer, name: str) -> Any:
     """The command, made once: it is asked for twice on the way to being run."""
     command = typer.main.get_command(app)
     command.name = name
+    name_variables(command, (name,))
     return command
 
 

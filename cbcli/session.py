@@ -11,7 +11,7 @@ from cache_store.errors import CacheblendError, UsageError, no_store
 from cache_store.rebuild import OnDamage
 from cache_store.store import ChunkStore
 from cbcli.output import Output
-from cbcli.settings import ORIGINS, Settings, data_root
+from cbcli.settings import Settings, data_root
 from cbcli.values import AUTO
 
 if TYPE_CHECKING:
@@ -224,9 +224,9 @@ def _threshold(settings: Settings) -> Decimal | None:
     """The threshold, unless a ratio was set nearer to the command. Raises UsageError where both
     were set in the same place."""
     ratio, threshold = settings.origin("ratio"), settings.origin("threshold")
-    if settings.threshold is None or ORIGINS.index(ratio.kind) < ORIGINS.index(threshold.kind):
+    if settings.threshold is None or ratio.strength > threshold.strength:
         return None
-    if ratio.kind == threshold.kind:
+    if ratio.strength == threshold.strength:
         raise UsageError(
             f"{ratio.where or ratio.kind} and {threshold.where or threshold.kind} exclude each "
             "other",

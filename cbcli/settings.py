@@ -1,8 +1,9 @@
 """Where the value of each setting comes from. The settings are declared in `cbcli.declared`.
 
-flag > environment (`CACHEBLEND_*`) > project `cacheblend.toml` > user's file > default. The project
-file is the nearest one from the working folder upwards, up to the top of its git repository or the
-home folder. A key nobody knows is refused with the nearest one that exists.
+flag > environment (`CACHEBLEND_*`) > project `cacheblend.toml` > user's file > default; and of a
+file, the profile that is chosen > the file itself. The project file is the nearest one from the
+working folder upwards, up to the top of its git repository or the home folder. A key nobody knows
+is refused with the nearest one that exists.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import platformdirs
-import tomli
 
 from cache_store.errors import UsageError
 from cache_store.tiers.addresses import masked
@@ -29,7 +29,9 @@ from cbcli.declared import DECLARED as DECLARED
 from cbcli.declared import LOADERS as LOADERS
 from cbcli.declared import POLICIES as POLICIES
 from cbcli.declared import Settings as Settings
+from cbcli.settings_file import SettingsFile, check_profile
 from cbcli.units import parse_size as parse_size
+from cbcli.variables import flag_variables
 
 PROJECT_FILE = "cacheblend.toml"
 # Variables that are not settings: where data and the user's file are, tracebacks for bugs, and
@@ -142,46 +144,59 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
     return value
 
 
-def read_file(path: Path) -> dict[str, object]:
-    """The keys of a settings file as they are. Raises UsageError."""
-    try:
-        return tomli.loads(path.read_text(encoding="utf-8-sig"), parse_float=Decimal)
-    except tomli.TOMLDecodeError as error:
-        raise UsageError(f"{path}: not TOML: {error}", "see `cacheblend config init`") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8 text", "save it as UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "check that path") from None
-
-
 def problems(path: Path) -> Iterator[UsageError]:
-    """What is wrong with a settings file, all of it."""
+    """What is wrong with a settings file, all of it, its profiles too."""
     try:
-        raw = read_file(path)
+        file = SettingsFile.read("project", path)
     except UsageError as error:
         yield error
         return
-    for name, item in raw.items():
-        try:
-            read_value(name, item, Origin("project", str(path)), path.parent)
-        except UsageError as error:
-            yield error
+    for profile in (None, *file.profiles):
+        # Of a profile, what it says above the file itself.
+        *_, (origin, keys) = file.layers(profile)
+        for name, item in keys.items():
+            try:
+                read_value(name, item, origin, path.parent)
+            except UsageError as error:
+                yield error
+
+
+def settings_files(
+    env: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> list[SettingsFile]:
+    """The files that are read, the weaker one first. Raises UsageError."""
+    user, found = user_file(env), []
+    if user.is_file() or env.get("CACHEBLEND_CONFIG"):
+        found.append(SettingsFile.read("user", user))
+    project = project_file(cwd)
+    if project is not None and project != user:
+        found.append(SettingsFile.read("project", project))
+    return found
 
 
 def _layers(
     flags: dict[str, object], env: Mapping[str, str], here: Path
 ) -> Iterator[tuple[Origin, Path, Mapping[str, object]]]:
     """The layers from the lowest to the highest, each with the folder its paths are relative to."""
-    defaults = {name: default_of(s, env) for name, s in DECLARED.items()}
-    yield Origin("default"), here, defaults
-    user = user_file(env)
-    if user.is_file() or env.get("CACHEBLEND_CONFIG"):
-        yield Origin("user", str(user)), user.parent, read_file(user)
-    project = project_file(here)
-    if project is not None and project != user:
-        yield Origin("project", str(project)), project.parent, read_file(project)
-    yield Origin("environment"), here, _environment(env)
-    yield Origin("flag"), here, {name: v for name, v in flags.items() if v not in (None, [], ())}
+    yield Origin("default"), here, {name: default_of(s, env) for name, s in DECLARED.items()}
+    files = settings_files(env, here)
+    above = [
+        (Origin("environment"), here, _environment(env)),
+        (Origin("flag"), here, {name: v for name, v in flags.items() if v not in (None, [], ())}),
+    ]
+    profile: tuple[str, Origin] | None = None
+    told = [(Origin(file.kind, str(file.path)), file.path.parent, file.keys) for file in files]
+    for origin, base, keys in (*told, *above):
+        if "profile" in keys:
+            chosen = _exact(origin, "profile", env)
+            value = read_value("profile", keys["profile"], chosen, base)
+            profile = None if value is None else (str(value), chosen)
+    if profile is not None:
+        check_profile(*profile, files)
+    for file in files:
+        for origin, keys in file.layers(profile and profile[0]):
+            yield origin, file.path.parent, keys
+    yield from above
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, object]:
@@ -191,9 +206,12 @@ def _environment(env: Mapping[str, str]) -> dict[str, object]:
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in known:
+            others = flag_variables(variable)
+            if variable in others:
+                continue
             raise UsageError(
                 f"unknown setting {variable} in the environment",
-                _nearest(variable, [*known, *RESERVED]),
+                _nearest(variable, [*known, *RESERVED, *sorted(others)]),
             )
         # A variable that is empty is as good as unset, but for texts, which can be empty.
         if item or known[variable] in ("system", "separator"):

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store.collecting import NAME_RULE, is_collection_name
+from cache_store.collection_name import NAME_RULE, is_collection_name
 from cache_store.tiers.addresses import EXPECTED, read_address
 from cbcli.units import parse_size
 
@@ -251,6 +251,15 @@ def collections(value: object) -> tuple[str, ...]:
     if not all(isinstance(item, str) and is_collection_name(item) for item in items):
         raise ValueError(expected)
     return tuple(dict.fromkeys(map(str, items)))
+
+
+def profile_name(value: object) -> str | None:
+    """A profile's name; an empty one is none."""
+    if value == "":
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", value):
+        raise ValueError("a profile's name: letters, digits, - and _")
+    return value
 
 
 def texts(value: object) -> tuple[str, ...]:

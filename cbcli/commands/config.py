@@ -13,6 +13,7 @@ from cache_store.errors import UsageError
 from cache_store.tiers.addresses import masked
 from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.declaration import PREFIX
 from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.settings import (
@@ -23,8 +24,10 @@ from cbcli.settings import (
     load_settings,
     problems,
     project_file,
+    settings_files,
     user_file,
 )
+from cbcli.settings_file import PROFILES, USE
 from cbcli.values import AUTO
 
 app = typer.Typer(
@@ -71,7 +74,7 @@ def show(
 ) -> None:
     """Show every setting: its value and where that comes from."""
     out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
-    settings = load_settings()
+    settings = load_settings(options)
     if json:
         out.data(
             {
@@ -120,7 +123,7 @@ def validate(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Check settings files.
+    """Check settings files, and all profiles in them.
 
     All that is wrong is told, with exit code 2. Without a file, the environment is checked too."""
     out = Output(json=json, quiet=quiet, verbose=verbose)
@@ -137,8 +140,19 @@ def validate(
         raise typer.Exit(ExitCode.USAGE)
     if not file:
         load_settings()  # the environment, and what doesn't go together
+        for profile in {name for one in settings_files() for name in one.profiles}:
+            load_settings({"profile": profile})
     if not json:
         out.line("\n".join(f"{f}: good" for f in files) or "no settings files; all good")
+
+
+_PROFILES = f"""\
+# Profiles: keys that count above those before. --profile NAME and {PREFIX}PROFILE choose one too.
+# [{PROFILES}]
+# {USE} = "fast"
+# [{PROFILES}.fast]
+# ratio = 0.05
+"""
 
 
 def template() -> str:
@@ -147,8 +161,9 @@ def template() -> str:
         "# Settings of cacheblend. A command's flags and CACHEBLEND_* variables are stronger.\n"
         "# Relative paths are relative to this file.\n"
     ]
-    parts += [f"# {s.help}.\n# {s.name} = {_in_template(s)}\n" for s in DECLARED.values()]
-    return "\n".join(parts)
+    settings = [s for s in DECLARED.values() if s.name != PROFILES]
+    parts += [f"# {s.help}.\n# {s.name} = {_in_template(s)}\n" for s in settings]
+    return "\n".join([*parts, _PROFILES])
 
 
 def as_toml(value: Any) -> str:

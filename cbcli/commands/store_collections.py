@@ -73,8 +73,8 @@ def collections(
     `ingest --collection NAME` puts documents into one, and commands that choose chunks or
     documents take --collection. A document may be in several."""
     if ctx.invoked_subcommand is not None:
-        given = [json, jsonl, fields, quiet, verbose, *options.values()]
-        if any(value is not None and value is not False and value != 0 for value in given):
+        sources = map(ctx.get_parameter_source, ctx.params)
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources):
             raise UsageError(
                 f"flags stand before {ctx.invoked_subcommand}", "put them behind the command"
             )

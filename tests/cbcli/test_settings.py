@@ -297,12 +297,18 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     path.write_text(template())
     assert load(home) == load(home, {})
     assert {load(home).origin(name).kind for name in DECLARED} == {"default"}
-    lines = [line.removeprefix("# ") for line in template().splitlines() if " = " in line]
+    lines = [
+        line.removeprefix("# ")
+        for line in template().splitlines()
+        if " = " in line or line.startswith("# [")
+    ]
     path.write_text("\n".join(lines))
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
     settings = load(home)
     unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "trace_layers"}
     unset |= {"remote", "min_score"}
+    assert str(settings.origin("ratio")) == f"project {path} [profile.fast]"
+    unset |= {"profile", "ratio"}
     for name in DECLARED:
         same = getattr(settings, name) == getattr(load_settings(env={}, cwd=Path("/")), name)
         assert same or name in {*unset, "store", "models_dir"}, name
