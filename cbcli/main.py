@@ -27,6 +27,7 @@ COMMANDS = {
     "ingest": ("cbcli.commands.ingest", "Read documents, cut them into chunks, store their KV."),
     "ask": ("cbcli.commands.ask", "Answer a question over the stored chunks."),
     "search": ("cbcli.commands.search", "Find the stored chunks that fit a question."),
+    "chat": ("cbcli.commands.chat", "Talk over the stored chunks; what was said is kept."),
     "run": ("cbcli.commands.run", "Answer many prompts, one a line, with one model load."),
     "serve": ("cbcli.commands.serve", "Serve a model with vLLM, over the stored chunks."),
     "inspect": ("cbcli.commands.inspect", "Look at a run: tokens, layers, time; compare runs."),

@@ -36,10 +36,12 @@ class NumberedChunk:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question with the chunks that came with it, and its answer as the model wrote it."""
+    """A question with the chunks that came with it, and its answer as the model wrote it. cite:
+    whether the chunks' numbers stand in the prompt, and were asked for."""
 
     question: str
     chunks: tuple[NumberedChunk, ...]
+    cite: bool = False
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
 
@@ -60,17 +62,25 @@ class PlannedTurn:
         """All that the prompt holds, in their order in it."""
         return tuple(chunk for turn in (*self.turns, self.turn) for chunk in turn.chunks)
 
+    @property
+    def numbered(self) -> tuple[NumberedChunk, ...]:
+        """Those whose numbers stand in the prompt."""
+        turns = (turn for turn in (*self.turns, self.turn) if turn.cite)
+        return tuple(chunk for turn in turns for chunk in turn.chunks)
+
 
 @dataclass(frozen=True)
 class TurnResult:
     """An answered turn. kept_tokens: of its prompt, in the KV cache already; computed_tokens:
-    computed to the last layer, `recomputed` ones among them; chunks: all that the prompt holds."""
+    computed to the last layer, `recomputed` ones among them; chunks: all that the prompt holds;
+    numbered: those whose numbers stand there."""
 
     result: AskResult
     turn: int
     kept_tokens: int
     computed_tokens: int
     chunks: tuple[NumberedChunk, ...]
+    numbered: tuple[NumberedChunk, ...]
 
     @property
     def new_tokens(self) -> int:
@@ -79,8 +89,8 @@ class TurnResult:
 
 
 class Conversation:
-    """Turns over the chunks of an engine's store, of one model. cite: chunks are numbered in the
-    prompt, and the model is asked to name its sources by number.
+    """Turns over the chunks of an engine's store, of one model. cite: the chunks of turns to come
+    are numbered in the prompt, and the model is asked to name its sources by number.
 
     Whatever ends a turn before its answer, an interrupt above all, the conversation stays as it was
     before that turn. Raises CacheblendError for a model whose chat template holds no conversation.
@@ -120,7 +130,7 @@ class Conversation:
         limit, dropped = context - room, 0
         while True:
             turns = self.turns[dropped:]
-            turn = Turn(question, self._new_chunks(turns, chunks))
+            turn = Turn(question, self._new_chunks(turns, chunks), self.cite)
             segments = self._lay_out((*turns, turn))
             if not turns or segments[-1].end <= limit:
                 break
@@ -164,6 +174,7 @@ class Conversation:
             prompt.kept,
             always + result.recomputed.tokens,
             planned.chunks,
+            planned.numbered,
         )
 
     def ask(
@@ -201,10 +212,10 @@ class Conversation:
             # As two, for the cache mostly holds the answer but its last token, and no more.
             line.add("history", answer)
             line.add("history" if number else "prefix", frame.before[number])
-            leads = template.leads([c.number for c in turn.chunks]) if self.cite else None
+            leads = template.leads([c.number for c in turn.chunks]) if turn.cite else None
             line.add_chunks([c.chunk for c in turn.chunks], template.separator, leads)
             documents = bool(turn.chunks) or not number
-            asked = template.asked(turn.question, cite=self.cite, documents=documents)
+            asked = template.asked(turn.question, cite=turn.cite, documents=documents)
             last = number == len(turns) - 1
             line.add("suffix" if last else "history", (*asked, *frame.after[number]))
         return line.segments

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.catalog import ChunkInfo
-from cache_store.errors import IntegrityError, NotFoundError, StoreBusy, UsageError
-from cache_store.store import ChunkStore
-from cache_store.usable import OTHER_DTYPE, difference
+from cache_store.errors import UsageError
 from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.changes import ChangeWatch
@@ -38,6 +36,7 @@ from cbcli.session import (
 )
 from cbcli.settings import Settings, load_settings
 from cbcli.traces import Tracing
+from cbcli.usable import require_usable
 
 if TYPE_CHECKING:
     from cbcli.live.ask import AskScene
@@ -128,7 +127,7 @@ def ask(
         blend = blend_options(wanted, positions)
         blend.check_model(blueprint.config.layers)
         tracing.check_model(blueprint.config.layers)
-        told = _require_usable(out, opened, blueprint, settings, chunks)
+        told = require_usable(out, opened, blueprint, settings, chunks)
         if scene is not None:
             scene.about(blueprint.config.layers, blend)
         tell("load")
@@ -197,55 +196,6 @@ def _tokens(
         between = sum(map(len, template.leads(range(1, len(chunks) + 1))))
     prefix, suffix = len(template.prefix), len(template.suffix(question, cite=cite))
     return PromptTokens(prefix + cached + between + suffix, cached, prefix)
-
-
-def _require_usable(
-    out: Output,
-    store: ChunkStore,
-    blueprint: Blueprint,
-    settings: Settings,
-    chunks: Sequence[ChunkInfo],
-) -> bool:
-    """Refuses a store that another model filled: every chunk would be computed from scratch. Warns
-    where it was this model, which stored the KV of all of them in another type; whether it did.
-
-    Raises NotFoundError naming that model.
-    """
-    prefix, spec = blueprint.template.prefix, blueprint.spec
-    encode = blueprint.tokenizer.encode
-    if settings.mode != "full":
-        store.look_ahead(spec, [encode(c.text) for c in chunks])
-    if settings.mode == "full" or any(store.find(spec, encode(c.text), prefix) for c in chunks):
-        return False
-    wanted = {chunk.chunk_id for chunk in chunks}
-    others: set[str] = set()
-    types: dict[str, set[str]] = {}
-    try:
-        entries = list(store.entries())
-    except (IntegrityError, StoreBusy):  # the answer's notes say so
-        return False
-    for entry in entries:
-        if entry.spec == spec:
-            return False  # this model was here before; what is missing now is computed
-        if entry.chunk_id in wanted and difference(entry.spec, spec) == OTHER_DTYPE:
-            types.setdefault(entry.spec.dtype, set()).add(entry.chunk_id)
-        elif entry.chunk_id in wanted:
-            name = store.catalog.model_name(entry.spec.model) or entry.spec.model[:12]
-            others.add(f"{name} ({entry.spec.dtype})")
-    whole = sorted(dtype for dtype, held in types.items() if held == wanted)
-    if whole:
-        out.warn(
-            f"the KV of these chunks is stored as {', '.join(whole)}, not as {spec.dtype}: they "
-            "are computed",
-            f"use it as it is: --kv-dtype {whole[0]}",
-        )
-    elif others and not types:
-        raise NotFoundError(
-            f"these chunks were ingested with {', '.join(sorted(others))}; the store has no KV of "
-            f"{blueprint.name} ({blueprint.kv_dtype}) for them",
-            "ingest the documents again with this model, or use --mode full",
-        )
-    return bool(whole)
 
 
 @contextmanager
