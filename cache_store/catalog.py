@@ -222,6 +222,14 @@ class Catalog(CollectionTable):
             return self._chunks("ORDER BY place, chunk.source, ordinal", ())
         return self._chunks("WHERE chunk.source = CAST(? AS TEXT) ORDER BY ordinal", (raw(source),))
 
+    def chunks_between(self, source: str, first: int, last: int) -> list[ChunkInfo]:
+        """The chunks of a document from the one with the ordinal `first` to `last`, as far as there
+        are any."""
+        return self._chunks(
+            "WHERE chunk.source = CAST(? AS TEXT) AND ordinal BETWEEN ? AND ? ORDER BY ordinal",
+            (raw(source), first, last),
+        )
+
     def chunk(self, prefix: str) -> ChunkInfo:
         """The chunk whose id begins with `prefix`; of several places with that text, the first.
 

@@ -10,6 +10,7 @@ from cache_store.catalog import ChunkInfo
 from cache_store.errors import IntegrityError, NotFoundError
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
+from cbcli.output import Output
 from cbcli.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 class Chooser:
     """Chooses chunks of one store. What questions are looked up in is built once, and again only
-    after the catalog has changed."""
+    after the catalog has changed. out: where it is said how that goes on, if it takes long."""
 
-    def __init__(self, store: ChunkStore) -> None:
-        self.store = store
+    def __init__(self, store: ChunkStore, out: Output | None = None) -> None:
+        self.store, self._out = store, out
         self._retriever: Retriever[ChunkInfo] | None = None
         self._built_for: tuple[object, ...] = ()
 
@@ -73,15 +74,11 @@ class Chooser:
         settings say; no text twice."""
         if not settings.with_neighbours:
             return list(chunks)
-        documents: dict[str, list[ChunkInfo]] = {}
-        found: dict[str, ChunkInfo] = {}
+        near, found = settings.with_neighbours, dict[str, ChunkInfo]()
         for chunk in chunks:
-            if chunk.source not in documents:
-                documents[chunk.source] = self.store.catalog.chunks(chunk.source)
-            first = max(0, chunk.ordinal - settings.with_neighbours)
-            last = chunk.ordinal + settings.with_neighbours
-            for near in documents[chunk.source][first : last + 1]:
-                found.setdefault(near.chunk_id, self._unaltered(near))
+            first, last = chunk.ordinal - near, chunk.ordinal + near
+            for one in self.store.catalog.chunks_between(chunk.source, first, last):
+                found.setdefault(one.chunk_id, self._unaltered(one))
         return list(found.values())
 
     def _index(self, settings: Settings) -> Retriever[ChunkInfo]:
@@ -92,7 +89,7 @@ class Chooser:
             *(settings.retriever, settings.embed_model),
         )
         if self._retriever is None or self._built_for != wanted:
-            self._retriever = open_retriever(settings, self.store)
+            self._retriever = open_retriever(settings, self.store, self._out)
             self._built_for = wanted
         return self._retriever
 

@@ -111,7 +111,7 @@ def ask(
         tell = scene.phase if scene is not None else lambda name: None
         began = time.perf_counter()
         tell("retrieve")
-        chunks = Chooser(opened).choose(settings, text, names)
+        chunks = Chooser(opened, out).choose(settings, text, names)
         warn_of_faults(opened, out)
         retrieve_s = time.perf_counter() - began
         began = time.perf_counter()

@@ -47,7 +47,7 @@ Found = tuple[ChunkInfo, int | None, float | None]
         "cacheblend search -q 'planning' | cacheblend ask --chunk - 'Who plans?'",
     )
 )
-@flags.with_settings(flags.RETRIEVAL, "store", "offline", "pager", without=("order",))
+@flags.with_settings(flags.RETRIEVAL, "store", "offline", "pager", "progress", without=("order",))
 def search(
     question: Annotated[
         str, typer.Argument(help="The question; - or nothing reads it from standard input.")
@@ -73,7 +73,7 @@ def search(
     settings = load_settings(options)
     text = read_question(question)
     with ChunkStore.open(settings.store, read_only=True) as opened:
-        chooser = Chooser(opened)
+        chooser = Chooser(opened, out)
         hits = {hit.chunk.chunk_id: hit for hit in chooser.hits(settings, text)}
         chunks = chooser.with_neighbours(settings, [hit.chunk for hit in hits.values()])
     found: list[Found] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol
 
@@ -74,12 +74,18 @@ class CatalogChunks:
     """The chunks of a catalog as a corpus, read as far as they are needed.
 
     folder: see `Corpus`. collections: only chunks of documents in one of them are found; raises
-    NotFoundError for one that isn't there.
+    NotFoundError for one that isn't there. on_read: told now and then how many texts were read, of
+    how many.
     """
 
     def __init__(
-        self, catalog: Catalog, folder: Path | None = None, collections: Sequence[str] = ()
+        self,
+        catalog: Catalog,
+        folder: Path | None = None,
+        collections: Sequence[str] = (),
+        on_read: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        self._on_read = on_read
         self._catalog, self.folder = catalog, folder
         self._collections = collections
         catalog.require_collections(collections)
@@ -110,6 +116,7 @@ class CatalogChunks:
 
     def texts(self, chunk_ids: Sequence[str]) -> Iterator[str]:
         for start in range(0, len(chunk_ids), _AT_ONCE):
+            self._on_read(start, len(chunk_ids))
             some = chunk_ids[start : start + _AT_ONCE]
             marks = ",".join("?" * len(some))
             rows = self._catalog.ask(

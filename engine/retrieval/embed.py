@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -80,16 +80,11 @@ class EmbedRetriever(Generic[ChunkT]):
     """The vectors of chunks, made once each. Scores are cosines, 1 at most; only chunks above 0
     are found.
 
-    With a corpus that has a folder the vectors are kept there. on_embedded: told how many chunks
-    are done, of those that are new.
+    With a corpus that has a folder the vectors are kept there, and only what is new is read the
+    next time.
     """
 
-    def __init__(
-        self,
-        chunks: Sequence[ChunkT] | Corpus[ChunkT],
-        embedder: Embedder,
-        on_embedded: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    def __init__(self, chunks: Sequence[ChunkT] | Corpus[ChunkT], embedder: Embedder) -> None:
         self._corpus, self._embedder = corpus_of(chunks), embedder
 
         def merged(held: Held | None, change: Change) -> dict[str, Array]:
@@ -100,7 +95,6 @@ class EmbedRetriever(Generic[ChunkT]):
             for start in range(0, len(change.rows), _BATCH):
                 rows = change.rows[start : start + _BATCH]
                 vectors[rows] = _unit(embedder.encode(list(islice(change.texts, len(rows)))))
-                on_embedded(start + len(rows), len(change.rows))
             return {"vectors": vectors}
 
         fingerprint = embedder.fingerprint

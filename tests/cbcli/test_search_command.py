@@ -258,3 +258,11 @@ def test_an_own_retriever_from_a_project_whose_folder_is_above(
     assert "failed: OSError: no index" in json.loads(failed.stderr)["error"]["message"]
     wrong = library("boat", "--retriever", "bm26", "--json", code=2)
     assert "module:function" in json.loads(wrong.stderr)["error"]["hint"]
+
+
+def test_a_long_reading_is_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbcli.retrievers.SHOWN_FROM", 1)
+    monkeypatch.setattr("cbcli.progress.PLAIN_INTERVAL", 0)
+    result = library("boat", "--progress", "plain")
+    assert "indexing: 0 of 7 chunks" in result.stderr
+    assert "indexing" not in result.stdout

@@ -77,9 +77,10 @@ def test_a_vector_is_made_once_and_dropped_with_its_model(
 
     def search(by: StaticEmbedder) -> list[tuple[str, float]]:
         embedded.clear()
-        corpus = CatalogChunks(catalog, tmp_path / "kept")
-        retriever = EmbedRetriever(corpus, by, lambda done, total: embedded.append(total))
-        hits = retriever.search("rope light", 9)
+        corpus = CatalogChunks(
+            catalog, tmp_path / "kept", on_read=lambda done, total: embedded.append(total)
+        )
+        hits = EmbedRetriever(corpus, by).search("rope light", 9)
         fresh = EmbedRetriever(catalog.chunks(), by).search("rope light", 9)
         assert [(h.chunk, h.rank) for h in hits] == [(h.chunk, h.rank) for h in fresh]
         assert np.allclose([h.score for h in hits], [h.score for h in fresh])
