@@ -3,9 +3,9 @@
     python examples/measure_retrieval.py QUESTIONS.json [--embed-model FOLDER] [--top-k 6]
 
 QUESTIONS.json: a list of {"question", "answers": [text], "ctxs": [{"title", "text"}]}. All passages
-of all questions are one heap. `answer`: questions of which one of the k passages found has an answer
-in it, of those whose own passages have one. `own`: passages of the question's own among its first
-ones, as many as it has.
+of all questions are one heap. `answer`: questions of which one of the k passages found has an
+answer in it, of those whose own passages have one. `own`: passages of the question's own among its
+first ones, as many as it has.
 """
 
 import argparse
