@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -82,44 +83,55 @@ def pager(value: object) -> bool | str:
         raise ValueError("true, false or the command of a pager") from None
 
 
-def whole(low: int, high: int | None = None) -> Callable[[object], int]:
+@dataclass(frozen=True)
+class whole:
     """Whole numbers from `low` to `high`, both included."""
-    expected = f"a whole number {_range(low, high)}"
 
-    def read(value: object) -> int:
+    low: int
+    high: int | None = None
+
+    def __call__(self, value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
             value = int(value)
+        expected = f"a whole number {_range(self.low, self.high)}"
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(expected)
-        if value < low or (high is not None and value > high):
+        if value < self.low or (self.high is not None and value > self.high):
             raise ValueError(expected)
         return value
 
-    return read
 
-
-def number(low: int, high: int, *, above: bool = False) -> Callable[[object], float]:
+@dataclass(frozen=True)
+class number:
     """Numbers from `low` to `high`; with `above`, `low` itself is not among them."""
-    expected = (
-        f"a number above {low} and up to {high}" if above else f"a number {_range(low, high)}"
-    )
 
-    def read(value: object) -> float:
+    low: int
+    high: int
+    _: KW_ONLY
+    above: bool = False
+
+    def __call__(self, value: object) -> float:
+        expected = (
+            f"a number above {self.low} and up to {self.high}"
+            if self.above
+            else f"a number {_range(self.low, self.high)}"
+        )
         exact = _decimal(value, expected)
-        if not low <= exact <= high or (above and exact == low):
+        if not self.low <= exact <= self.high or (self.above and exact == self.low):
             raise ValueError(expected)
         return float(exact)
 
-    return read
 
+class choice:
+    """One of some names."""
 
-def choice(*names: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value not in names:
-            raise ValueError(f"one of {', '.join(names)}")
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __call__(self, value: object) -> str:
+        if not isinstance(value, str) or value not in self.names:
+            raise ValueError(f"one of {', '.join(self.names)}")
         return value
-
-    return read
 
 
 def device(value: object) -> str:
@@ -219,16 +231,17 @@ def share(value: object) -> Decimal:
     return exact
 
 
-def policy(*names: str) -> Callable[[object], str]:
+class policy:
     """A policy's name, with parameters behind a colon or without; those are checked where it is
     made."""
 
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value.partition(":")[0].strip() not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return value.strip()
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
-    return read
+    def __call__(self, value: object) -> str:
+        if not isinstance(value, str) or value.partition(":")[0].strip() not in self.names:
+            raise ValueError(f"one of {', '.join(self.names)}")
+        return value.strip()
 
 
 def layers(value: object) -> tuple[int, ...]:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json as json_module
-from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cache_store.errors import UsageError
-from cache_store.tiers.addresses import masked
 from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
-from cbcli.declaration import PREFIX
 from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.settings import (
     DECLARED,
     PROJECT_FILE,
-    Declared,
-    default_of,
     load_settings,
     problems,
     project_file,
     settings_files,
     user_file,
 )
-from cbcli.settings_file import PROFILES, USE
-from cbcli.values import AUTO
+from cbcli.settings_text import as_toml, plain, template
 
 app = typer.Typer(
     cls=Group,
@@ -79,7 +73,7 @@ def show(
         out.data(
             {
                 name: {
-                    "value": _raw(name, getattr(settings, name)),
+                    "value": plain(name, getattr(settings, name)),
                     "origin": settings.origin(name).kind,
                     "where": settings.origin(name).where,
                 }
@@ -88,7 +82,7 @@ def show(
         )
         return
     rows = [
-        (name, as_toml(_raw(name, getattr(settings, name))) or "unset", settings.origin(name))
+        (name, as_toml(plain(name, getattr(settings, name))) or "unset", settings.origin(name))
         for name in DECLARED
     ]
     out.table(["setting", "value", "origin"], rows)
@@ -146,51 +140,13 @@ def validate(
         out.line("\n".join(f"{f}: good" for f in files) or "no settings files; all good")
 
 
-_PROFILES = f"""\
-# Profiles: keys that count above those before. --profile NAME and {PREFIX}PROFILE choose one too.
-# [{PROFILES}]
-# {USE} = "fast"
-# [{PROFILES}.fast]
-# ratio = 0.05
-"""
+@app.command(epilog=examples("cacheblend config schema > cacheblend.schema.json"))
+def schema(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
+    """Print the JSON Schema of settings files, for editors and other tools."""
+    from cbcli.settings_schema import settings_schema
 
-
-def template() -> str:
-    """A settings file with every setting commented out, at its default or with an example."""
-    parts = [
-        "# Settings of cacheblend. A command's flags and CACHEBLEND_* variables are stronger.\n"
-        "# Relative paths are relative to this file.\n"
-    ]
-    settings = [s for s in DECLARED.values() if s.name != PROFILES]
-    parts += [f"# {s.help}.\n# {s.name} = {_in_template(s)}\n" for s in settings]
-    return "\n".join([*parts, _PROFILES])
-
-
-def as_toml(value: Any) -> str:
-    """`value` as TOML writes it, "" for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(as_toml(item) for item in value)}]"
-    if isinstance(value, int | float | Decimal):
-        return str(value)
-    return json_module.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _in_template(setting: Declared) -> str:
-    return setting.example or as_toml(_raw(setting.name, default_of(setting)))
-
-
-def _raw(name: str, value: Any) -> Any:
-    """The value for JSON and TOML: paths as text, a list only where there are several ratios, and
-    no password."""
-    if name == "remote":
-        return value and masked(value)
-    if name == "ratio" and value == AUTO:
-        return "auto"
-    if isinstance(value, tuple):
-        items = [float(item) if isinstance(item, Decimal) else item for item in value]
-        return items[0] if len(items) == 1 and name != "stop" else items
-    return str(value) if isinstance(value, Path) else value
+    out = Output(json=json, quiet=quiet, verbose=verbose)
+    if json:
+        out.data(settings_schema())
+    else:
+        out.line(json_module.dumps(settings_schema(), ensure_ascii=False, indent=2))
