@@ -33,6 +33,7 @@ class Origin:
 
 
 # Groups of settings that a command takes together, as flags; see `cbcli.flags.with_settings`.
+FILES = "FILES"
 CHUNKING = "CHUNKING"
 RETRIEVAL = "RETRIEVAL"
 BLEND = "BLEND"
@@ -51,7 +52,8 @@ class Declared:
     default: what `kind` reads the value from; "{data}" in it is the folder of the user's data.
     help: what it is, without a full stop, in settings files and beside its flag. flag: "" for
     --name. short: one dash and a letter. off: the flag that says no, of a switch; "" for --no-name.
-    repeat: whether the flag is given once for every item. metavar: what stands for the value in
+    repeat: whether the flag is given once for every item; count: whether how often it is given is
+    its value. metavar: what stands for the value in
     help. group: one of those above; "" where commands name it by itself. example: shown as TOML
     where the default is to be unset.
     """
@@ -63,6 +65,7 @@ class Declared:
     short: str = ""
     off: str = ""
     repeat: bool = False
+    count: bool = False
     metavar: str | None = None
     group: str = ""
     example: str = ""

@@ -18,6 +18,7 @@ from cbcli.declaration import (
     BLEND,
     CHUNKING,
     ENGINE,
+    FILES,
     MODEL,
     PROMPT,
     RETRIEVAL,
@@ -137,6 +138,57 @@ class Settings:
     )
     template_date: str = setting(
         "2024-07-26", values.day, "The day a chat template is told, fixed so that prefixes last"
+    )
+    globs: tuple[str, ...] = setting(
+        (),
+        values.globs,
+        "Read files in folders that match this; with ! in front, leave them out",
+        flag="--glob",
+        short="-g",
+        repeat=True,
+        metavar="GLOB",
+        group=FILES,
+    )
+    types: tuple[str, ...] = setting(
+        (),
+        values.names,
+        "Read files of this type: md, pdf, py, code; see --type-list",
+        flag="--type",
+        repeat=True,
+        metavar="NAME",
+        group=FILES,
+    )
+    not_types: tuple[str, ...] = setting(
+        (),
+        values.names,
+        "Leave out files of this type",
+        flag="--type-not",
+        repeat=True,
+        metavar="NAME",
+        group=FILES,
+    )
+    unrestricted: int = setting(
+        0,
+        values.whole(0, 3),
+        "Read what ignore files leave out; -uu: hidden files too, -uuu: binary ones too",
+        short="-u",
+        count=True,
+        group=FILES,
+    )
+    follow: bool = setting(False, values.flag, "Follow symbolic links in folders", group=FILES)
+    max_size: int | None = setting(
+        None,
+        values.size,
+        "Leave out files in folders that are larger, such as 5MB",
+        example='"5MB"',
+        group=FILES,
+    )
+    jobs: int | None = setting(
+        None,
+        values.whole(1, 64),
+        "Files to convert at the same time; unset: one a core, at most 8",
+        example="4",
+        group=FILES,
     )
     chunk_tokens: int = setting(
         512, values.whole(8, 1_000_000), "Most tokens of a chunk", group=CHUNKING

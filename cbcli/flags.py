@@ -24,6 +24,7 @@ from cbcli import values
 from cbcli.declaration import BLEND as BLEND
 from cbcli.declaration import CHUNKING as CHUNKING
 from cbcli.declaration import ENGINE as ENGINE
+from cbcli.declaration import FILES as FILES
 from cbcli.declaration import MODEL as MODEL
 from cbcli.declaration import PROMPT as PROMPT
 from cbcli.declaration import RETRIEVAL as RETRIEVAL
@@ -67,6 +68,9 @@ def with_settings(
         @functools.wraps(command)
         def run(**given: Any) -> None:
             options = {name: given.pop(name) for name in chosen}
+            for name in chosen:  # one that counts is 0 where it isn't given
+                if DECLARED[name].count:
+                    options[name] = options[name] or None
             command(**given, **{PARAMETER: options})
 
         signature = inspect.signature(command, eval_str=True)
@@ -108,10 +112,14 @@ def option(setting: Declared) -> Any:
         f"{setting.flag}/{off}" if switch else setting.flag,
         *([setting.short] if setting.short else []),
         help=f"{setting.help}; repeatable." if setting.repeat else f"{setting.help}.",
+        show_default=not setting.count,
         metavar=setting.metavar or ("<str>" if setting.repeat else None),
         # The settings' own variables are read by `load_settings`, which tells where they are from.
         allow_from_autoenv=False,
+        count=setting.count,
     )
+    if setting.count:
+        return Annotated[int | None, info]
     if setting.repeat:
         return Annotated[list[str] | None, info]
     if switch:

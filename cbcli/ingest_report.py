@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cbcli.output import Output
@@ -11,9 +11,9 @@ from cbcli.session import shown_source
 from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
+    from cbcli.ingest_run import Ingested
     from engine.blueprint import Blueprint
     from engine.documents import Skipped
-    from engine.ingest import IngestReport
     from engine.ingest_plan import IngestPlan
 
 _NAMED = 5  # damaged files in one line
@@ -22,17 +22,16 @@ _NAMED = 5  # damaged files in one line
 def tell(
     out: Output,
     blueprint: Blueprint,
-    plan: IngestPlan,
-    report: IngestReport,
-    damaged: list[str],
-    seconds: float,
+    done: Ingested,
+    watched: Mapping[str, object] | None = None,
 ) -> None:
-    """Prints it, and warns. damaged: what was found so, a message each."""
+    """Prints it, and warns. watched: more fields for JSON, of a round of --watch."""
+    plan, report, seconds = done.plan, done.report, done.seconds
     states = {"new": 0, "changed": 0, "unchanged": 0}
     for document in plan.documents:
         states[document.state] += 1
-    if damaged:
-        out.warn(_listed(damaged), "mended, or computed and stored again")
+    if done.damaged:
+        out.warn(_listed(done.damaged), "mended, or computed and stored again")
     for item in plan.unreadable:
         out.warn(f"{shown_source(item.source)}: {item.reason}", "left out; the rest was ingested")
     notes = [(document, note) for document in plan.documents for note in document.notes]
@@ -58,10 +57,11 @@ def tell(
                 "bytes_freed": report.dropped_bytes,
                 "seconds": seconds,
                 "empty": list(plan.empty),
-                "skipped": [{"source": s.source, "reason": s.reason} for s in plan.skipped],
-                "skipped_counts": _by_reason(plan.skipped),
+                "removed": list(report.removed),
+                **skipped_record(plan.skipped),
                 "unreadable": [{"source": u.source, "reason": u.reason} for u in plan.unreadable],
                 "notes": [{"source": d.source, "note": note} for d, note in notes],
+                **(watched or {}),
             }
         )
         return
@@ -85,6 +85,10 @@ def tell(
         out.line(f"nothing to compute: all of it was stored already ({duration_text(seconds)})")
     if plan.brought:
         out.line(f"downloaded {count_text(plan.brought, 'chunks')} that the remote store had")
+    if report.removed:
+        names = ", ".join(shown_source(name) for name in report.removed[:3])
+        more = f" and {len(report.removed) - 3} more" if len(report.removed) > 3 else ""
+        out.line(f"removed {count_text(len(report.removed), 'documents')}: {names}{more}")
     if report.dropped_chunks:
         out.line(
             f"dropped {count_text(report.dropped_chunks, 'chunks')} that no document has any "
@@ -94,18 +98,24 @@ def tell(
         shown = ", ".join(shown_source(name) for name in plan.empty[:3])
         more = f" and {len(plan.empty) - 3} more" if len(plan.empty) > 3 else ""
         out.line(f"{len(plan.empty)} empty: {shown}{more}")
-    tell_skipped(out, plan.skipped)
+    if plan.skipped:
+        out.line(skipped_line(plan.skipped) + ("" if out.verbose else " (-v names them)"))
+    for one in plan.skipped:
+        out.note(f"left out: {shown_source(one.source)} ({one.reason})", level=1)
 
 
-def tell_skipped(out: Output, skipped: Sequence[Skipped]) -> None:
-    """What of the folders was left out, by reason; each of them with -v."""
-    if not skipped:
-        return
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in _by_reason(skipped).items())
-    hint = "" if out.verbose else " (-v names them)"
-    out.line(f"left out: {counts}{hint}")
-    for item in skipped:
-        out.note(f"left out: {shown_source(item.source)} ({item.reason})", level=1)
+def skipped_line(skipped: Iterable[Skipped]) -> str:
+    """What of the folders was left out, by reason."""
+    counts = _by_reason(skipped)
+    return "left out: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
+def skipped_record(skipped: Sequence[Skipped]) -> dict[str, object]:
+    """The same, for JSON."""
+    return {
+        "skipped": [{"source": s.source, "reason": s.reason} for s in skipped],
+        "skipped_counts": _by_reason(skipped),
+    }
 
 
 def _by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:

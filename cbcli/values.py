@@ -275,6 +275,23 @@ def profile_name(value: object) -> str | None:
     return value
 
 
+def globs(value: object) -> tuple[str, ...]:
+    """A list of texts, as they are; a bare one is one of them."""
+    items = [value] if isinstance(value, str) and value else value
+    if not isinstance(items, list | tuple) or not all(isinstance(v, str) and v for v in items):
+        raise ValueError("a list of globs, such as *.md")
+    return tuple(items)
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Names; in one text, commas stand between them."""
+    expected = "names such as md,pdf"
+    items = [] if value in ("", [], ()) else _items(value, expected)
+    if not all(isinstance(item, str) and item.strip() for item in items):
+        raise ValueError(expected)
+    return tuple(dict.fromkeys(str(item).strip() for item in items))
+
+
 def texts(value: object) -> tuple[str, ...]:
     """A list of texts; a bare string is one of them."""
     if isinstance(value, str):

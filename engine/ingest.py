@@ -21,6 +21,8 @@ class IngestReport:
     """What has been done so far; complete when `run_ingest` returns. Any thread may look.
 
     computed_bytes: of the computed chunks' entries; latest: ids of the last of them, in order.
+    removed: sources of documents that were taken out; dropped_chunks: that no document
+    has any more.
     """
 
     documents: int = 0
@@ -28,6 +30,7 @@ class IngestReport:
     computed_tokens: int = 0
     computed_bytes: int = 0
     latest: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     dropped_chunks: int = 0
     dropped_bytes: int = 0
 
@@ -195,6 +198,19 @@ class _Ledger:
         else:
             catalog.note_file(document.source, document.size, document.mtime_ns)
         self._report.documents += 1
+
+
+def remove_documents(store: ChunkStore, sources: Iterable[str], report: IngestReport) -> None:
+    """Takes documents out of the catalog, and the KV that no other document has out of the store.
+    Pinned ones stay, and those there are not are passed over."""
+    for source in sources:
+        known = store.catalog.document(source)
+        if known is None or known.pinned:
+            continue
+        names = {chunk.chunk_id for chunk in store.catalog.chunks(source)}
+        store.catalog.remove_document(source)
+        report.removed = (*report.removed, source)
+        _drop(store, names, report)
 
 
 def _drop(store: ChunkStore, names: set[str], report: IngestReport) -> None:

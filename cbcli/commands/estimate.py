@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +16,13 @@ from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.estimate_report import Figures, Material, Subject, show
+from cbcli.file_choice import FilesFrom, Null, chosen_files, read_all
 from cbcli.output import Output
 from cbcli.session import model_folder, open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from engine.documents import Found
     from engine.probe import Probe
     from engine.trial import PromptShape
 
@@ -33,6 +36,7 @@ EXAMPLES = examples(
 
 
 @flags.with_settings(
+    flags.FILES,
     "collections",
     flags.CHUNKING,
     "top_k",
@@ -47,6 +51,8 @@ def estimate(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Files and folders, read as ingest would.")
     ] = None,
+    files_from: FilesFrom = None,
+    null: Null = False,
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=1, help="So many tokens instead of documents.")
     ] = None,
@@ -70,10 +76,12 @@ def estimate(
     """
     out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
-    if paths and tokens:
+    named = bool(paths) or files_from is not None
+    if named and tokens:
         raise UsageError("documents and --tokens were given", "give one of the two")
+    found = chosen_files(settings, paths or [], files_from=files_from, null=null) if named else None
     subject = _subject(out, settings, config)
-    material = _material(out, settings, subject, paths or [], tokens)
+    material = _material(out, settings, subject, found, tokens)
     shape = _prompt(settings, subject, material)
     measured = _measured(out, settings, subject, shape) if probe else None
     figures = Figures.of(settings, subject, material, shape, measured, _limit(settings))
@@ -116,14 +124,18 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _material(
-    out: Output, settings: Settings, subject: Subject, paths: list[str], tokens: int | None
+    out: Output,
+    settings: Settings,
+    subject: Subject,
+    found: Iterator[Found] | None,
+    tokens: int | None,
 ) -> Material:
     size = settings.chunk_tokens
     if tokens is not None:
         whole, rest = divmod(tokens, size)
         return Material("tokens", 0, (size,) * whole + ((rest,) if rest else ()))
-    if paths:
-        return _cut(out, settings, subject, paths)
+    if found is not None:
+        return _cut(out, settings, subject, found)
     try:
         store = ChunkStore.open(settings.store, read_only=True)
     except NotFoundError:
@@ -135,10 +147,10 @@ def _material(
         return Material("store", len(documents), tuple(known.values()))
 
 
-def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) -> Material:
+def _cut(out: Output, settings: Settings, subject: Subject, found: Iterator[Found]) -> Material:
     """What `ingest` would cut these files into; equal chunks count once."""
     from engine.chunking import Cutting
-    from engine.documents import Document, Unreadable, find_files, read_documents
+    from engine.documents import Document, Unreadable
 
     if subject.blueprint is None:
         raise UsageError(
@@ -149,7 +161,7 @@ def _cut(out: Output, settings: Settings, subject: Subject, paths: list[str]) ->
     cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
     documents = 0
     sizes: dict[str, int] = {}
-    for item in read_documents(find_files(paths)):
+    for item in read_all(out, settings, found):
         if isinstance(item, Unreadable):
             out.warn(f"{shown_source(item.source)}: {item.reason}", "left out")
         if isinstance(item, Document):

@@ -1,77 +1,32 @@
-"""Kinds of file by name, for --type and --type-not."""
+"""Kinds of file by name, for --type and --type-not: the kinds of document there are, the
+programming languages, and `code` for all of those."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
 
 from cache_store.errors import UsageError
+from engine.documents.kinds import KIND_OF_SUFFIX
+from engine.documents.languages import named_files
 
-_CODE: Mapping[str, str] = {
-    "c": "*.c *.h",
-    "cpp": "*.cc *.cpp *.cxx *.hh *.hpp *.hxx *.inl",
-    "csharp": "*.cs",
-    "css": "*.css *.scss *.sass *.less",
-    "go": "*.go",
-    "haskell": "*.hs *.lhs",
-    "java": "*.java",
-    "js": "*.js *.mjs *.cjs *.jsx",
-    "julia": "*.jl",
-    "kotlin": "*.kt *.kts",
-    "lua": "*.lua",
-    "make": "makefile gnumakefile *.mk *.mak",
-    "perl": "*.pl *.pm",
-    "php": "*.php",
-    "py": "*.py *.pyi",
-    "r": "*.r",
-    "ruby": "*.rb gemfile rakefile",
-    "rust": "*.rs",
-    "scala": "*.scala",
-    "sh": "*.sh *.bash *.zsh *.fish",
-    "sql": "*.sql",
-    "swift": "*.swift",
-    "ts": "*.ts *.tsx *.mts *.cts",
-}
-_TEXTS: Mapping[str, str] = {
-    "asciidoc": "*.adoc *.asciidoc *.asc",
-    "csv": "*.csv *.tsv",
-    "docx": "*.docx",
-    "epub": "*.epub",
-    "html": "*.html *.htm *.xhtml",
-    "ini": "*.ini *.cfg *.conf",
-    "json": "*.json",
-    "jsonl": "*.jsonl *.ndjson",
-    "log": "*.log",
-    "md": "*.md *.markdown *.mdown *.mkd *.mdx",
-    "notebook": "*.ipynb",
-    "org": "*.org",
-    "pdf": "*.pdf",
-    "rst": "*.rst",
-    "tex": "*.tex *.ltx *.bib",
-    "toml": "*.toml",
-    "txt": "*.txt *.text",
-    "xml": "*.xml",
-    "yaml": "*.yaml *.yml",
-}
-_NAMES = {name: tuple(names.split()) for name, names in {**_TEXTS, **_CODE}.items()}
-_ALL_CODE = tuple(sorted({one for name in _CODE for one in _NAMES[name]}))
-TYPES: Mapping[str, tuple[str, ...]] = dict(sorted({**_NAMES, "code": _ALL_CODE}.items()))
-"""What files of each type are called: `*.md`, or a whole name; in small letters. The type `code`
-is all programming languages together."""
+# Ways to write text that have names of their own, though all are read alike.
+_TEXTS = ("rst", "adoc", "org", "log", "tex", "srt", "vtt")
+_OTHER_NAMES = {"txt": "text", "asciidoc": "adoc", "jupyter": "notebook", "bash": "shell"}
 
-_OTHER_NAMES = {
-    "markdown": "md",
-    "python": "py",
-    "javascript": "js",
-    "typescript": "ts",
-    "text": "txt",
-    "ipynb": "notebook",
-    "jupyter": "notebook",
-    "htm": "html",
-    "tsv": "csv",
-    "yml": "yaml",
-    "bash": "sh",
-}
+
+@cache
+def file_types() -> dict[str, tuple[str, ...]]:
+    """What files of each type are called, in small letters: `*.md`, or a whole name."""
+    names: dict[str, list[str]] = {}
+    for suffix, kind in KIND_OF_SUFFIX.items():
+        names.setdefault(kind, []).append(f"*.{suffix}")
+    names |= {text: [f"*.{text}"] for text in _TEXTS}
+    languages = named_files()
+    code = sorted({pattern for patterns in languages.values() for pattern in patterns})
+    names |= {**languages, "code": code}
+    return {name: tuple(names[name]) for name in sorted(names)}
 
 
 class TypeChoice:
@@ -81,10 +36,6 @@ class TypeChoice:
         self._wanted = _Names(types)
         self._refused = _Names(not_types)
 
-    @property
-    def all(self) -> bool:
-        return not (self._wanted or self._refused)
-
     def takes(self, name: str) -> bool:
         name = name.lower()
         if self._refused and name in self._refused:
@@ -93,12 +44,12 @@ class TypeChoice:
 
 
 class _Names:
-    """All names that some types' files have."""
+    """All names that files of some types have."""
 
     def __init__(self, types: Iterable[str]) -> None:
-        patterns = {pattern for name in types for pattern in TYPES[known_type(name)]}
-        self._ends = tuple(p[1:] for p in patterns if p.startswith("*"))
-        self._whole = patterns - {"*" + end for end in self._ends}
+        patterns = {pattern for name in types for pattern in file_types()[known_type(name)]}
+        self._ends = tuple(pattern[1:] for pattern in patterns if pattern.startswith("*"))
+        self._whole = {pattern for pattern in patterns if not pattern.startswith("*")}
 
     def __bool__(self) -> bool:
         return bool(self._ends or self._whole)
@@ -108,13 +59,17 @@ class _Names:
 
 
 def known_type(name: str) -> str:
-    """The type of this name, or of this other name. Raises UsageError."""
-    plain = name.strip().lower().removeprefix(".")
+    """The type of this name, or whose files end so: `markdown` for "md". Raises UsageError."""
+    plain = name.strip().lower().removeprefix("*").removeprefix(".")
     plain = _OTHER_NAMES.get(plain, plain)
-    if plain not in TYPES:
-        near = get_close_matches(plain, TYPES, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(
-            f"no file type {name!r}", f"{advice}`cacheblend ingest --type-list` shows all of them"
-        )
-    return plain
+    types = file_types()
+    if plain in types:
+        return plain
+    with_end = [one for one, patterns in types.items() if f"*.{plain}" in patterns]
+    if with_end:
+        return next((one for one in with_end if one != "code"), with_end[0])
+    near = get_close_matches(plain, types, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"no file type {name!r}", f"{advice}`cacheblend ingest --type-list` shows all of them"
+    )

@@ -117,3 +117,13 @@ def language_of(name: str, text: str = "") -> str | None:
             program = argument if program == "env" else program
             return _INTERPRETERS.get(re.sub(r"[\d.]+$", "", program).lower())
     return None
+
+
+def named_files() -> dict[str, list[str]]:
+    """By language, what its files are called: `*.py`, or a whole name, in small letters."""
+    found: dict[str, list[str]] = {}
+    for suffix, language in _LANGUAGES.items():
+        found.setdefault(language, []).append(f"*.{suffix}")
+    for name, language in _NAMES.items():
+        found.setdefault(language, []).append(name)
+    return found

@@ -402,3 +402,60 @@ def test_same_names_in_two_folders_are_two_documents(world: World, monkeypatch) 
         monkeypatch.chdir(world.root / name)
         assert world.json("ingest", "docs")["documents"]["new"] == 1
     assert len(world.chunks()) == 2
+
+
+def test_what_is_read_of_a_folder_is_chosen_by_flags(world: World, monkeypatch) -> None:
+    (world.docs / ".gitignore").write_text("sub/\n")
+    (world.docs / ".notes.md").write_text("A hidden note.\n")
+    (world.docs / "tool.py").write_text("print('x')\n")
+
+    def read(*args: str, **options: Any) -> list[str]:
+        found = world.json("ingest", "--dry-run", *args, **options)["chunks"]
+        return sorted({Path(chunk["source"]).name for chunk in found})
+
+    assert read("docs") == ["one.md", "tool.py", "two.txt"]
+    assert read("docs", "-u") == ["one.md", "three.rst", "tool.py", "two.txt"]
+    assert read("docs", "-uu", "--type", "md") == [".notes.md", "one.md"]
+    assert read("docs", "--type-not", "code,md") == ["two.txt"]
+    assert read("docs", "-g", "*.{md,txt}", "--max-size", "100B") == []
+    assert read("docs", "-g", "!*.md") == ["tool.py", "two.txt"]
+    assert read("--files-from", "-", input="docs/two.txt\ndocs/.notes.md\n") == [
+        ".notes.md",
+        "two.txt",
+    ]
+    (world.root / "list").write_bytes(b"docs/one.md\0docs/two.txt\0")
+    assert read("--files-from", "list", "-0", "docs/tool.py") == ["one.md", "tool.py", "two.txt"]
+    monkeypatch.setenv("CACHEBLEND_UNRESTRICTED", "1")
+    (world.root / "cacheblend.toml").write_text('globs = ["*.rst", "*.py"]\n')
+    assert read("docs") == ["three.rst", "tool.py"]
+
+
+def test_a_list_that_names_what_is_not_there(world: World) -> None:
+    (world.root / "list").write_text("docs/one.md\ndocs/gone.md\n")
+    told = world.json("ingest", "--files-from", "list", code=1)
+    assert told["documents"]["new"] == 1
+    assert [Path(u["source"]).name for u in told["unreadable"]] == ["gone.md"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--files-from", "nowhere"), 3),
+        (("docs", "--null"), 2),
+        (("-", "--files-from", "-"), 2),
+        (("docs", "--type", "nothing"), 2),
+        (("docs", "-g", "["), 2),
+        (("docs", "-uuuu"), 2),
+        (("docs", "--max-size", "big"), 2),
+        (("docs", "--jobs", "0"), 2),
+    ],
+)
+def test_a_choice_of_files_that_cannot_be(world: World, args: tuple[str, ...], code: int) -> None:
+    assert world.error("ingest", *args, code=code)["message"]
+
+
+def test_the_types_of_files_are_listed(world: World) -> None:
+    types = world.json("ingest", "--type-list")["types"]
+    assert "*.md" in types["markdown"]
+    assert "makefile" in types["code"]
+    assert "*.pdf" in world("ingest", "--type-list").stdout
