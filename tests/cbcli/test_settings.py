@@ -306,7 +306,7 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
     settings = load(home)
     unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "trace_layers"}
-    unset |= {"remote", "min_score"}
+    unset |= {"remote", "min_score", "max_size", "jobs"}
     assert str(settings.origin("ratio")) == f"project {path} [profile.fast]"
     unset |= {"profile", "ratio"}
     for name in DECLARED:
