@@ -127,7 +127,7 @@ def find_model(name: str, *, offline: bool) -> Path:
             f"no embedding model at {name}",
             "set embed_model to a folder, or to a repository of the Hugging Face Hub",
         )
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     from engine.library.hub import plain_errors
@@ -140,7 +140,7 @@ def find_model(name: str, *, offline: bool) -> Path:
         "download it once where there is a network, or give a folder that holds it: "
         "--embed-model FOLDER"
     )
-    if offline:
+    if offline or constants.HF_HUB_OFFLINE:
         raise NotFoundError(f"the embedding model {name} is not here, and this is offline", hint)
     try:
         with plain_errors(name):
