@@ -201,6 +201,15 @@ class Catalog(CollectionTable):
         rows = self.ask(f"SELECT {columns} FROM document {rest}", values)
         return [_document_info(row) for row in rows]
 
+    def sources_beginning(self, prefix: str, most: int) -> list[str]:
+        """Documents whose source begins so, in the order of their names, no more than `most`."""
+        rows = self.ask(
+            "SELECT source FROM document WHERE source >= CAST(? AS TEXT)"
+            " AND source < CAST(? AS TEXT) ORDER BY source LIMIT ?",
+            (raw(prefix), raw(prefix) + b"\xff", most),
+        )
+        return [str(row[0]) for row in rows]
+
     # Chunks.
 
     def chunks(
@@ -260,6 +269,16 @@ class Catalog(CollectionTable):
                 "give more of the id",
             )
         return found[0]
+
+    def chunks_beginning(self, prefix: str, most: int, length: int) -> list[tuple[str, str]]:
+        """Ids that begin so, in their order, no more than `most`, each with the first `length`
+        characters of its text."""
+        rows = self.ask(
+            "SELECT chunk_id, substr(text, 1, ?) FROM chunk WHERE chunk_id >= ? AND chunk_id < ?"
+            " GROUP BY chunk_id ORDER BY chunk_id LIMIT ?",
+            (length, prefix, prefix + "g", most),
+        )
+        return [(str(name), str(text)) for name, text in rows]
 
     def places(self, chunk_id: str) -> list[ChunkInfo]:
         """Every place of a chunk, given its whole id, in the documents' order."""

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cbcli import values
+from cbcli import completion, values
 from cbcli.declaration import BLEND as BLEND
 from cbcli.declaration import CHUNKING as CHUNKING
 from cbcli.declaration import ENGINE as ENGINE
@@ -48,7 +48,10 @@ Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefil
 Collection = Annotated[
     list[str] | None,
     typer.Option(
-        "--collection", metavar="NAME", help="The documents of this collection; repeatable."
+        "--collection",
+        metavar="NAME",
+        help="The documents of this collection; repeatable.",
+        autocompletion=completion.collections,
     ),
 ]
 
@@ -114,6 +117,7 @@ def option(setting: Declared) -> Any:
         help=f"{setting.help}; repeatable." if setting.repeat else f"{setting.help}.",
         show_default=not setting.count,
         metavar=setting.metavar or ("<str>" if setting.repeat else None),
+        autocompletion=completion.of_setting(setting),
         # The settings' own variables are read by `load_settings`, which tells where they are from.
         allow_from_autoenv=False,
         count=setting.count,

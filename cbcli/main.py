@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from cbcli.command import Group, app_options, examples
 from cbcli.variables import name_variables
@@ -49,12 +50,24 @@ AGAIN_SECONDS = 0.01  # until an interrupt that was lost comes again
 class Commands(Group):
     """The root group: commands come from the table, in its order."""
 
+    _named_only = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """The names of the table: none of their modules is needed for that."""
+        self._named_only = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._named_only = False
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
+        if self._named_only:
+            return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name][1])
         return app_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from cache_store.errors import NotFoundError, UsageError
-from cbcli import flags
+from cbcli import completion, flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.settings import load_settings
@@ -45,11 +45,19 @@ ASKING = ("knobs", "chunks")  # there is nothing to print of them
 def inspect(
     trace: Annotated[
         list[str] | None,
-        typer.Argument(help="Files of `ask --trace`; none: the last run. Or a question to ask."),
+        typer.Argument(
+            autocompletion=completion.traces,
+            help="Files of `ask --trace`; none: the last run. Or a question to ask.",
+        ),
     ] = None,
     chunk: Annotated[
         list[str] | None,
-        typer.Option("--chunk", "-c", help="Of a question: a chunk's id; repeat, in order."),
+        typer.Option(
+            "--chunk",
+            "-c",
+            help="Of a question: a chunk's id; repeat, in order.",
+            autocompletion=completion.chunks,
+        ),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=1, help="The last so many runs instead.")

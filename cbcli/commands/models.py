@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cache_store.errors import UsageError
-from cbcli import flags
+from cbcli import completion, flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import ExitCode
 from cbcli.fields import BYTES, count_or_none
@@ -54,7 +54,12 @@ MODELS = Listing(
     ),
 )
 
-Name = Annotated[str, typer.Argument(help="A model's name, as `models ls` shows it.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        autocompletion=completion.models, help="A model's name, as `models ls` shows it."
+    ),
+]
 ModelsDir = Annotated[
     str | None, typer.Option("--models-dir", help="Folder of the models.", metavar="DIR")
 ]
@@ -162,7 +167,10 @@ def show(
 @app.command(epilog=examples(f"cacheblend models check {library.DEFAULT}"))
 @flags.with_settings("models_dir", "progress")
 def check(
-    name: Annotated[str | None, typer.Argument(help="A model's name; all without one.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completion.models, help="A model's name; all without one."),
+    ] = None,
     options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,

@@ -12,7 +12,7 @@ import typer
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore, VerifyReport
 from cache_store.verify import ALTERED
-from cbcli import flags
+from cbcli import completion, flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.commands import (
     estimate,
@@ -67,11 +67,19 @@ app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 @flags.with_settings("store")
 def rm(
     chunks: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Chunks whose KV to remove.")
+        list[str] | None,
+        typer.Argument(
+            autocompletion=completion.chunks, metavar="[ID]...", help="Chunks whose KV to remove."
+        ),
     ] = None,
     document: Annotated[
         list[str] | None,
-        typer.Option("--document", help="Remove a document and its chunks.", metavar="SOURCE"),
+        typer.Option(
+            "--document",
+            autocompletion=completion.documents,
+            help="Remove a document and its chunks.",
+            metavar="SOURCE",
+        ),
     ] = None,
     collection: flags.Collection = None,
     everything: Annotated[

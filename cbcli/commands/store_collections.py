@@ -11,7 +11,7 @@ import typer
 from cache_store.collecting import check_collection_name
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
-from cbcli import flags
+from cbcli import completion, flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.listing import Field, Fields, Jsonl, ListForm, Listing, QuietIds
 from cbcli.output import Output
@@ -50,10 +50,16 @@ COLLECTIONS = Listing(
     ),
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A collection.")]
+Name = Annotated[
+    str, typer.Argument(autocompletion=completion.collections, metavar="NAME", help="A collection.")
+]
 Sources = Annotated[
     list[str],
-    typer.Argument(metavar="SOURCE...", help="Documents, as `store ls --documents` names them."),
+    typer.Argument(
+        autocompletion=completion.documents,
+        metavar="SOURCE...",
+        help="Documents, as `store ls --documents` names them.",
+    ),
 ]
 
 

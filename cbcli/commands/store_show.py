@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cache_store.store import ChunkStore
-from cbcli import flags
+from cbcli import completion, flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.present import recall
@@ -24,7 +24,12 @@ EXAMPLES = examples(
 
 @flags.with_settings("model", "store", "pager")
 def show(
-    chunk: Annotated[str, typer.Argument(help="A chunk's id, or the beginning of it.")],
+    chunk: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completion.chunks, help="A chunk's id, or the beginning of it."
+        ),
+    ],
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Also the chunk's token ids, with their text.")
     ] = False,
