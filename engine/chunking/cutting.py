@@ -240,14 +240,9 @@ class _Cutter:
             low = max(low, first.end())
             highs = [high for high in highs if high >= first.end()]
         after = max(done, first.end() if first else 0)
-        ranges = []
         for high in highs:
             bound = self._layout.bound(start, after, high, self._fits)
-            ranges.append((min(low, bound), bound))
-            place = self._layout.between_blocks(start, done, *ranges[-1])
-            if place is not None:
-                return place
-        for lowest, bound in ranges:
+            lowest = min(low, bound)
             place = self._layout.best_place(start, done, lowest, bound, self._fits)
             if place is not None:
                 return place

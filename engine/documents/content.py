@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,7 +42,7 @@ class Converted:
 
     text: str
     form: str = "text"
-    marks: tuple[Mark, ...] = ()
+    marks: Sequence[Mark] = ()
     notes: tuple[str, ...] = ()
     kind: str = ""
 

@@ -26,7 +26,7 @@ _OLD_ENCODINGS = [
     *["cp932", "euc_jp", "iso2022_jp", "gb18030", "big5", "cp949"],
 ]
 _STRAY = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as surrogateescape has it
-_WIDE = re.compile("[\x80-\ud7ff\ue000-\U0010ffff]")
+_ASCII = bytes(range(0x80))
 _WIDE_ENCODINGS = (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2))
 
 
@@ -100,9 +100,11 @@ def _decode_wide(raw: bytes) -> Decoded | None:
 def _decode_mixed(raw: bytes) -> Decoded | None:
     """UTF-8 with some bytes in it that are not, as when files were joined: those are read as
     Windows-1252. None where so few characters are UTF-8 that the file is something else."""
+    valid = len(raw.decode(errors="ignore"))
+    wide = valid - (len(raw) - len(raw.translate(None, _ASCII)))
     text = raw.decode(errors="surrogateescape")
-    strays = len(_STRAY.findall(text))
-    if strays >= len(_WIDE.findall(text)) or strays == 0:
+    strays = len(text) - valid
+    if not 0 < strays < wide:
         return None
 
     def western(found: re.Match[str]) -> str:

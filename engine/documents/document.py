@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Document:
     mtime_ns: int = 0
     kind: str = "text"
     form: str = "text"
-    marks: tuple[Mark, ...] = ()
+    marks: Sequence[Mark] = ()
     notes: tuple[str, ...] = ()
 
 

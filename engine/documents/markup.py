@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,6 +16,7 @@ _SILENT = ("script", "style", "template", "title")
 _ROLES_AROUND = ("banner", "contentinfo", "complementary")
 _LISTS = ("ul", "ol", "table", "div", "p", "section")
 _MENU_LINKS = 5
+_MOST_STEPS = 4_000_000
 _PERMALINKS = ("", "#", "¶", "§", "🔗", "Link")
 _XML_DECLARATION = re.compile(r"\s*<\?xml[^>]{0,300}\?>")
 _BLANK_LINES = re.compile(r"\n(?:[ \t\xa0]*\n){2,}")
@@ -73,14 +75,37 @@ def strip(tree: Any, *, around: bool) -> None:
         _drop(element)
     if not around:
         return
-    for element in list(tree.iter(etree.Element)):
+    inner, links, letters, linked, mains = (dict[Any, int]() for _ in range(5))
+    menus = []
+    for event, element in etree.iterwalk(tree, events=("start", "end")):
+        parent = element.getparent()
+        if event == "start":
+            inner[element] = inner.get(parent, 0) or element.tag in ("main", "article")
+            continue
+        own = sum(len("".join((text or "").split())) for text in _texts(element))
+        children = list(element)
+        letters[element] = own + sum(letters[child] for child in children)
+        is_link = element.tag == "a"
+        links[element] = is_link + sum(links[child] for child in children)
+        linked[element] = letters[element] if is_link else sum(linked[c] for c in children)
+        mains[element] = (element.tag == "main") + sum(mains[child] for child in children)
         role = element.get("role")
-        inner = any(True for _ in element.iterancestors("main", "article"))
         menu = element.tag == "nav" or role in ("navigation", "search")
-        menu = menu or (not inner and (element.tag in _AROUND or role in _ROLES_AROUND))
-        menu = menu or (not inner and element.tag in _LISTS and _is_menu(element))
-        if menu and element.find(".//main") is None and element.tag not in ("html", "body"):
-            _drop(element)
+        if not inner[parent if parent is not None else element]:
+            menu = menu or element.tag in _AROUND or role in _ROLES_AROUND
+            if element.tag in _LISTS and links[element] >= _MENU_LINKS:
+                menu = menu or linked[element] >= 0.85 * letters[element]
+        if menu and not mains[element] and element.tag not in ("html", "body"):
+            menus.append(element)
+    for element in menus:
+        _drop(element)
+
+
+def _texts(element: Any) -> Iterator[str | None]:
+    """The text that is in an element and in none of its children."""
+    yield element.text
+    for child in element:
+        yield child.tail
 
 
 def main_part(body: Any) -> Any | None:
@@ -94,7 +119,8 @@ def main_part(body: Any) -> Any | None:
 def text_length(tree: Any, *, links: bool = True) -> int:
     """Letters of it, white space aside; without `links` those of no link."""
     total = sum(len("".join(part.split())) for part in tree.itertext())
-    return total if links else total - sum(text_length(link) for link in tree.iter("a"))
+    outer = () if links else tree.xpath(".//a[not(ancestor::a)]")
+    return total - sum(text_length(link) for link in outer)
 
 
 def plain_headings(tree: Any) -> None:
@@ -109,7 +135,8 @@ def plain_headings(tree: Any) -> None:
 
 
 def markdown_of(tree: Any) -> str:
-    """A stripped tree as Markdown: headings, lists, tables, code; links' text and images' too."""
+    """A stripped tree as Markdown: headings, lists, tables, code; of links and images the words.
+    Of one that is tangled the words alone."""
     from lxml import etree
     from markdownify import MarkdownConverter
 
@@ -128,10 +155,24 @@ def markdown_of(tree: Any) -> str:
             if part is not cell:
                 part.tail = part.tail and part.tail.replace("|", "\\|")
     try:
-        text = str(converter.convert(etree.tostring(tree, encoding="unicode", method="html")))
-    except RecursionError:  # very deep: then without its structure
-        text = "\n\n".join(part.strip() for part in tree.itertext() if part.strip())
-    return tidy(text)
+        if not is_tangled(tree):
+            html = etree.tostring(tree, encoding="unicode", method="html")
+            return tidy(str(converter.convert(html)))
+    except RecursionError:
+        pass
+    return tidy("\n\n".join(part.strip() for part in tree.itertext() if part.strip()))
+
+
+def is_tangled(tree: Any) -> bool:
+    """Whether it is so large and deep that what looks at everything around each element, as the
+    libraries do, would take minutes."""
+    from lxml import etree
+
+    depth = total = 0
+    for event, _ in etree.iterwalk(tree, events=("start", "end")):
+        depth += 1 if event == "start" else -1
+        total += depth
+    return total > _MOST_STEPS
 
 
 def tidy(markdown: str) -> str:
@@ -145,12 +186,6 @@ def title_of(html: str) -> str:
 
     found = _TITLE.search(html[:100_000])
     return " ".join(unescape(found[1]).split()) if found else ""
-
-
-def _is_menu(element: Any) -> bool:
-    """Whether nearly all in it is links, and many of them."""
-    links = sum(1 for _ in element.iter("a"))
-    return links >= _MENU_LINKS and text_length(element, links=False) <= 0.15 * text_length(element)
 
 
 def _drop(element: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from engine.documents.content import Content, Converted, Unconvertible
 from engine.documents.decoding import decode
 from engine.documents.markup import (
+    is_tangled,
     main_part,
     markdown_of,
     plain_headings,
@@ -61,7 +62,7 @@ def main_text(html: str) -> str:
     part = main_part(body)
     if part is not None:
         return markdown_of(part)
-    main = _extracted(deepcopy(untouched))
+    main = "" if is_tangled(untouched) else _extracted(deepcopy(untouched))
     letters = len("".join(main.split()))
     if letters < _ENOUGH * text_length(body, links=False) or _lost_headings(body, main):
         main = markdown_of(body)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.documents.content import Content, Converted
-from engine.documents.document import Mark
+from engine.documents.marks import Marks
 
 _MAX_CHARS = 64 * 2**20
 
@@ -42,13 +42,17 @@ def read(content: Content) -> Converted:
 
 def records(values: Iterator[tuple[int, Any]], unit: str, notes: tuple[str, ...] = ()) -> Converted:
     """Values with their numbers, each a paragraph."""
-    parts, marks, place = [], [], 0
-    for number, value in values:
-        part = "\n".join(lines(value)) + "\n\n"
-        parts.append(part)
-        marks.append(Mark(place, unit, number))
-        place += len(part)
-    return Converted("".join(parts)[:-1], marks=tuple(marks), notes=notes)
+    parts: list[str] = []
+
+    def places() -> Iterator[tuple[int, int]]:
+        place = 0
+        for number, value in values:
+            parts.append("\n".join(lines(value)) + "\n\n")
+            yield place, number
+            place += len(parts[-1])
+
+    marks = Marks(unit, places())
+    return Converted("".join(parts)[:-1], marks=marks, notes=notes)
 
 
 def parse(text: str) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Literal
 
 from engine.documents.content import Content, Converted
-from engine.documents.document import Mark
+from engine.documents.marks import Marks
 from engine.documents.names import suffix_of
 
 _DELIMITERS = ",;\t|"
@@ -21,13 +19,11 @@ _ALIKE = 0.8
 """A table's share of rows that have as many cells as most."""
 _LINES_IN_A_ROW = 200  # more: a quote that nobody closed
 _SEP = re.compile(r"sep=(.)\n")
-_BREAKS = re.compile(r"\s*[\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]\s*")
-
-_Rows = Iterator[tuple[int, list[str]]]
 
 
 def read(content: Content) -> Converted:
-    """Rows are numbered as a spreadsheet does, the header being row 1."""
+    """Rows stay as they are written, but for line breaks in their cells, which become spaces.
+    They are numbered as a spreadsheet does, the header being row 1."""
     text, notes = content.text, content.decoded.notes
     told = _SEP.match(text)
     body = text[told.end() :] if told else text
@@ -37,43 +33,66 @@ def read(content: Content) -> Converted:
         if not delimiter:
             continue
         try:
-            table = _table(body, delimiter, quotes)
-        except (csv.Error, ValueError):
+            table, marks = _table(body, delimiter, quotes)
+        except ValueError:
             continue
-        return Converted(table[0], "rows", table[1], notes)
+        return Converted(table, "rows", marks, notes)
     if body.strip():
         notes = (*notes, "no table with the same cells in each row: read as text")
     return Converted(text, notes=notes)
 
 
-def _table(text: str, delimiter: str, quotes: bool) -> tuple[str, tuple[Mark, ...]]:
+def _table(text: str, delimiter: str, quotes: bool) -> tuple[str, Marks]:
     """Raises ValueError where a row has no end."""
-    out, marks = io.StringIO(), []
-    for number, row in _rows(text, delimiter, quotes):
-        if not any(cell.strip() for cell in row):
+    lines: list[str] = []
+
+    def places() -> Iterator[tuple[int, int]]:
+        place = 0
+        for number, row in _rows(text, delimiter, quotes):
+            if row.strip(f'{delimiter}" \t'):
+                lines.append(row)
+                yield place, number
+                place += len(row) + 1
+
+    marks = Marks("row", places())
+    return "".join(f"{line}\n" for line in lines), marks
+
+
+def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[tuple[int, str]]:
+    """Rows with their numbers; of those of several lines, the lines joined by spaces."""
+    number, parts = 0, 0
+    row = ""
+    for line in _lines(text):
+        row = f"{row} {line.strip()}" if parts else line
+        parts += 1
+        if quotes and '"' in row and _is_open(row, delimiter):
+            if parts > _LINES_IN_A_ROW:
+                raise ValueError("a row without end")
             continue
-        cells = [_BREAKS.sub(" ", cell) for cell in row]
-        marks.append(Mark(out.tell(), "row", number))
-        out.write(delimiter.join(_quoted(cell, delimiter) if quotes else cell for cell in cells))
-        out.write("\n")
-    return out.getvalue(), tuple(marks)
-
-
-def _quoted(cell: str, delimiter: str) -> str:
-    if delimiter in cell or cell.startswith('"'):
-        return '"' + cell.replace('"', '""') + '"'
-    return cell
-
-
-def _rows(text: str, delimiter: str, quotes: bool) -> _Rows:
-    quoting: Literal[0, 3] = 0 if quotes else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
-    before = 0
-    for number, row in enumerate(reader, 1):
-        if reader.line_num - before > _LINES_IN_A_ROW:
-            raise ValueError("a row without end")
-        before = reader.line_num
+        number, parts = number + 1, 0
         yield number, row
+    if parts:
+        raise ValueError("a row without end")
+
+
+def _is_open(row: str, delimiter: str) -> bool:
+    """Whether a quote that begins a cell is not closed yet."""
+    if row.count('"') % 2 == 0:
+        return False
+    try:
+        next(csv.reader([row], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "unexpected end" in str(error)
+    return False
+
+
+def _lines(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end + 1
 
 
 def _delimiter(text: str, first: str, quotes: bool) -> str:
@@ -84,10 +103,9 @@ def _delimiter(text: str, first: str, quotes: bool) -> str:
     best, rank = "", (0.0, 0)
     for candidate in dict.fromkeys(first + _DELIMITERS):
         try:
-            rows = [row for _, row in islice(_rows(sample, candidate, quotes), _SAMPLE_ROWS)]
+            lengths = _lengths(sample, candidate, quotes)
         except (csv.Error, ValueError):
             continue
-        lengths = Counter(len(row) for row in rows if any(cell.strip() for cell in row))
         if not lengths:
             continue
         cells, alike = lengths.most_common(1)[0]
@@ -97,3 +115,14 @@ def _delimiter(text: str, first: str, quotes: bool) -> str:
         if best and candidate == first:
             break
     return best
+
+
+def _lengths(sample: str, delimiter: str, quotes: bool) -> Counter[int]:
+    """How many of the first rows have how many cells."""
+    lengths: Counter[int] = Counter()
+    for _, row in islice(_rows(sample, delimiter, quotes), _SAMPLE_ROWS):
+        if row.strip():
+            plain = not quotes or '"' not in row
+            cells = row.split(delimiter) if plain else next(csv.reader([row], delimiter=delimiter))
+            lengths[len(cells)] += 1
+    return lengths
