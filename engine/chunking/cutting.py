@@ -240,9 +240,14 @@ class _Cutter:
             low = max(low, first.end())
             highs = [high for high in highs if high >= first.end()]
         after = max(done, first.end() if first else 0)
+        ranges = []
         for high in highs:
             bound = self._layout.bound(start, after, high, self._fits)
-            lowest = min(low, bound)
+            ranges.append((min(low, bound), bound))
+            place = self._layout.between_blocks(start, done, *ranges[-1])
+            if place is not None:
+                return place
+        for lowest, bound in ranges:
             place = self._layout.best_place(start, done, lowest, bound, self._fits)
             if place is not None:
                 return place

@@ -17,10 +17,15 @@ class Layout(ABC):
         of those that stay whole if they can; `high` where there is none. `start`: of the chunk."""
         return high
 
+    def between_blocks(self, start: int, done: int, low: int, high: int) -> int | None:
+        """The best place in `[low, high]` after `done` that cuts no block; None where none is."""
+        return None
+
     @abstractmethod
     def best_place(self, start: int, done: int, low: int, high: int, fits: Fits) -> int | None:
-        """The best place in `[low, high]` to end the chunk from `start`, else the last one after
-        `done`; None where a reader sees one character from there to `high`."""
+        """The best place in `[low, high]` to end the chunk from `start`, if a block must be cut,
+        else the last one after `done`; None where a reader sees one character from there to
+        `high`."""
 
     @abstractmethod
     def overlap_places(self, earliest: int, end: int) -> list[int]:

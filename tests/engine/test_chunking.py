@@ -307,9 +307,9 @@ LONG = {
 @pytest.mark.parametrize("overlap", [0, 32])
 def test_one_huge_line_is_quick(tokenizers: dict[str, Tokenizer], name: str, overlap: int) -> None:
     for kind in ("byte_level", "sentencepiece"):
-        start = time.perf_counter()
+        start = time.process_time()
         chunks = split_document(LONG[name], tokenizers[kind], 512, overlap)
-        assert time.perf_counter() - start < 2, kind
+        assert time.process_time() - start < 2, kind
         assert chunks[-1].end == len(LONG[name])
 
 
@@ -330,6 +330,6 @@ def test_default_model_chunks_real_documents(default_model_dir: Path) -> None:
 def test_default_model_chunks_megabytes_in_seconds(default_model_dir: Path) -> None:
     tokenizer = Tokenizer.load(default_model_dir)
     text = paragraphs(12_000)  # about 1 MB
-    start = time.perf_counter()
+    start = time.process_time()
     split_document(text, tokenizer)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
