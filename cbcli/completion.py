@@ -109,9 +109,9 @@ def profiles(given: Mapping[str, object], incomplete: str) -> Iterator[tuple[str
 @completer
 def types(given: Mapping[str, object], incomplete: str) -> Iterator[tuple[str, str]]:
     """Types of files."""
-    from engine.documents.filetypes import TYPES
+    from engine.documents.filetypes import file_types
 
-    for name, patterns in TYPES.items():
+    for name, patterns in file_types().items():
         yield name, ", ".join(patterns[:4]).replace("*.", ".")
 
 
@@ -140,6 +140,8 @@ _OF_SETTINGS: Mapping[str, Callable[[typer.Context, str], Offers]] = {
     "model": models,
     "collections": collections,
     "profile": profiles,
+    "types": types,
+    "not_types": types,
     "retriever": _words(*values.RETRIEVERS),
     "ratio": _words("auto"),
     "device": _words("auto", "cpu", "cuda", "mps"),

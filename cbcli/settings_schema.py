@@ -25,6 +25,7 @@ _COLLECTION = rf"[A-Za-z0-9._/-]{{1,{MAX_NAME}}}"
 _SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _SHARE_TEXT = r"\s*(0?\.[0-9]+|0\.?|1(\.0*)?)\s*"
 _SEEN: Schema = {"type": "string", "pattern": r"\S"}
+_NAMED: Schema = {"type": "string", "pattern": r"^\s*[^,\s][^,]*$"}
 _MOST = 10**18  # bytes
 _LAYER: Schema = {"type": "integer", "minimum": 1}
 _NAME: Schema = {"type": "string", "pattern": "^([A-Za-z0-9_-]{1,80})?$"}
@@ -76,6 +77,8 @@ _SCHEMAS: Mapping[values.Kind, Schema] = {
             {"type": "array", "items": {"type": "string", "pattern": f"^{_COLLECTION}$"}},
         ]
     },
+    values.names: _listed(_NAMED, r"\s*[^,\s][^,]*"),
+    values.globs: {"anyOf": [_SOME_TEXT, {"type": "array", "items": _SOME_TEXT}]},
     values.texts: {"anyOf": [_TEXT, {"type": "array", "items": _SOME_TEXT}]},
     values.profile_name: _NAME,
 }

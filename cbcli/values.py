@@ -1,7 +1,8 @@
 """Kinds of setting: each reads a value from TOML, the environment or a flag.
 
 A kind is a function from what was given (a string, or a TOML value) to the setting's value. Where
-it can't be that, it raises ValueError with what was expected, to be put after "expected".
+it can't be that, it raises ValueError with what was expected, to be put after "expected". What it
+takes from a file is said once more in `cbcli.settings_schema`.
 """
 
 from __future__ import annotations

@@ -98,6 +98,8 @@ def fish(line: str) -> list[str]:
         ("store pin notes/", ["notes/plan.md"]),
         ("store export --document no", ["notes/plan.md"]),
         ("store collections add work ideas.txt not", ["notes/plan.md"]),
+        ("ingest --type note", ["notebook"]),
+        ("ingest --type-not note", ["notebook"]),
         ("inspect h", ["home/"]),
     ],
 )
