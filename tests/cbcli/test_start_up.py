@@ -67,3 +67,10 @@ def test_nothing_that_is_not_needed_is_imported(world: World) -> None:
         assert [name for name in UNWANTED if name in facts["modules"]] == [], args
         # Of all objects, which are many by then and hardly any of them garbage.
         assert facts["collections"][2]["collections"] == 0, args
+
+
+def test_a_search_needs_no_model(world: World) -> None:
+    started(world, "ingest", "docs")
+    facts = started(world, "search", QUESTION)
+    unwanted = ("torch", "tokenizers", "safetensors", "model2vec", "bm25s", *UNWANTED)
+    assert [name for name in unwanted if name in facts["modules"]] == []
