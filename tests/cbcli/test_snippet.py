@@ -6,6 +6,7 @@ from cbcli.snippet import snippet
 from engine.retrieval.terms import question_terms
 
 FILLER = "nothing of note was said on that day, nor on the next. " * 20
+UNSPACED = "我们昨天没有说什么。" * 40
 
 
 @pytest.mark.parametrize(
@@ -13,9 +14,10 @@ FILLER = "nothing of note was said on that day, nor on the next. " * 20
     [
         (FILLER + "The Café opens at six. " + FILLER, "When does the cafe open?", "Café opens"),
         (FILLER + "ropes are sold. " + FILLER + "A rope of tar. " + FILLER, "rope tar", "of tar"),
-        ("我们昨天没说什么。" * 40 + "灯塔的灯在那年点亮。" + "后来没有。" * 9, "灯塔", "灯塔的灯"),
+        (UNSPACED + "灯塔的灯在一八七一年点亮。" + UNSPACED, "灯塔", "灯塔的灯"),
         (FILLER + "call get_user_name() now " + FILLER, "getUserName", "get_user_name()"),
     ],
+    ids=["accent", "together", "unspaced", "identifier"],
 )
 def test_it_stands_where_most_of_the_words_are(text: str, question: str, shown: str) -> None:
     part = snippet(text, question_terms(question), 80)
