@@ -25,11 +25,14 @@ from engine.vllm.stored import StoredChunks
 
 Document = str | Mapping[str, Any]
 """What goes into a prompt: a text; {"text": …}, with its "source" if you like; {"id": …} of a
-stored chunk, or its beginning; {"document": …}, all chunks of an ingested document."""
+stored chunk, or its beginning; {"document": …}, all chunks of an ingested document;
+{"collection": …}, all chunks of a collection, or with "top_k" those that fit the question best."""
 
 MOST_DOCUMENTS = 10_000
-_KEYS = ("id", "document", "text", "source")
-_FORMS = 'give a text, {"text": …}, {"id": …} of a chunk or {"document": …}'
+_FORM_KEYS = ("id", "document", "collection", "text")
+_KEYS = (*_FORM_KEYS, "source", "top_k")
+MOST_CHUNKS = 10_000  # of a collection
+_FORMS = 'give a text, {"text": …}, {"id": …} of a chunk, {"document": …} or {"collection": …}'
 _KEPT_TEMPLATES = 64  # one a system prompt
 
 
@@ -83,7 +86,7 @@ class PromptBuilder:
         if not isinstance(question, str) or not question.strip():
             raise UsageError("the question is empty", "give a question")
         template = self._template(system)
-        chunks = self.chunks(documents)
+        chunks = self.chunks(documents, question)
         return lay_out(template.prefix, chunks, template.separator, template.suffix(question))
 
     def split(self, text: str, separator: str = SEPARATOR, *, system: str | None = None) -> Prompt:
@@ -111,17 +114,20 @@ class PromptBuilder:
             prefix, suffix = [*prefix, *between], [*between, *suffix]
         return lay_out(prefix, self.chunks(parts.chunks), between, suffix)
 
-    def chunks(self, documents: Sequence[Document]) -> list[PromptChunk]:
-        """The chunks that are named, in that order, a document's as it was cut. Raises as `ask`."""
+    def chunks(self, documents: Sequence[Document], question: str = "") -> list[PromptChunk]:
+        """The chunks that are named, in that order, a document's as it was cut; question: what
+        chunks of a collection are to fit. Raises as `ask`."""
         if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
             raise UsageError(f"documents is {_kind(documents)}, not a list", _FORMS)
         if len(documents) > MOST_DOCUMENTS:
             raise UsageError(f"{len(documents)} documents; at most {MOST_DOCUMENTS} are taken")
         return [
-            chunk for number, item in enumerate(documents, 1) for chunk in self._named(number, item)
+            chunk
+            for number, item in enumerate(documents, 1)
+            for chunk in self._named(number, item, question)
         ]
 
-    def _named(self, number: int, item: object) -> list[PromptChunk]:
+    def _named(self, number: int, item: object, question: str) -> list[PromptChunk]:
         what = f"document {number}"
         if isinstance(item, str):
             item = {"text": item}
@@ -130,10 +136,15 @@ class PromptBuilder:
         for key, value in item.items():
             if key not in _KEYS:
                 raise UsageError(f"{what} has the unknown key {str(key)[:80]!r}", _FORMS)
-            if not isinstance(value, str):
+            if key == "top_k":
+                if type(value) is not int or not 1 <= value <= MOST_CHUNKS:
+                    raise UsageError(f"top_k of {what} is no number from 1 to {MOST_CHUNKS}")
+            elif not isinstance(value, str):
                 raise UsageError(f"{key} of {what} is {_kind(value)}", "make it a text")
-        forms = [key for key in ("id", "document", "text") if key in item]
-        if len(forms) != 1 or ("source" in item and forms != ["text"]):
+        forms = [key for key in _FORM_KEYS if key in item]
+        fitting = {"source": "text", "top_k": "collection"}
+        misplaced = any(key in item and forms != [form] for key, form in fitting.items())
+        if len(forms) != 1 or misplaced:
             raise UsageError(f"{what} has {' and '.join(item) or 'nothing'}", _FORMS)
         if forms == ["text"]:
             if not item["text"].strip():
@@ -143,6 +154,8 @@ class PromptBuilder:
             raise UsageError(f"{what} is named, and there is no store to find it in")
         if forms == ["id"]:
             return [self._stored.chunk(item["id"])]
+        if forms == ["collection"]:
+            return self._stored.collection(item["collection"], question, item.get("top_k"))
         return self._stored.document(item["document"])
 
     def _load_template(self, system: str | None) -> PromptTemplate:

@@ -1,10 +1,12 @@
-"""Chunks that a store knows, as prompts name them: by id, or by the document they are of."""
+"""Chunks that a store knows, as prompts name them: by id, by the document they are of, or by a
+collection of documents."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cache_store.catalog import Catalog, ChunkInfo
 from cache_store.errors import IntegrityError, NotFoundError, UsageError
@@ -12,6 +14,9 @@ from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
 from engine.prompt import PromptChunk
+
+if TYPE_CHECKING:
+    from engine.retrieval import BM25Retriever
 
 _KEPT = 4096
 
@@ -21,6 +26,7 @@ class StoredChunks:
 
     def __init__(self, store: ChunkStore, blueprint: Blueprint) -> None:
         self.store, self._blueprint = store, blueprint
+        self._index: tuple[tuple[int, str], BM25Retriever[ChunkInfo]] | None = None
         self._encoded: OrderedDict[tuple[str, str], PromptChunk] = OrderedDict()
 
     def chunk(self, name: str) -> PromptChunk:
@@ -41,6 +47,36 @@ class StoredChunks:
         """All chunks of a document, in its order. Raises as `find_document`, and IntegrityError."""
         catalog = self.store.catalog
         return [self._encode(chunk) for chunk in catalog.chunks(find_document(catalog, name))]
+
+    def collection(self, name: str, question: str, top_k: int | None) -> list[PromptChunk]:
+        """The chunks of a collection that fit the question best, best first; with None all of them,
+        in the documents' order.
+
+        Raises NotFoundError for one that isn't there and where no chunk has a word in common with
+        the question, UsageError where all are more than the model's context, IntegrityError.
+        """
+        catalog = self.store.catalog
+        if top_k is None:
+            chunks = catalog.chunks(collections=[name])
+            tokens, context = sum(c.tokens for c in chunks), self._blueprint.config.context
+            if tokens > context:
+                raise UsageError(
+                    f"collection {name!r} has {tokens} tokens, and the context {context}",
+                    'give "top_k": the chunks that fit the question best',
+                )
+            return [self._encode(chunk) for chunk in chunks]
+        wanted, kept = (catalog.revision, name), self._index
+        if kept is None or kept[0] != wanted:
+            from engine.retrieval import BM25Retriever
+
+            kept = wanted, BM25Retriever(catalog.chunks(collections=[name]))
+            self._index = kept
+        found = [self._encode(hit.chunk) for hit in kept[1].search(question, top_k)]
+        if not found:
+            raise NotFoundError(
+                f"no chunk of collection {name!r} has a word in common with the question"
+            )
+        return found
 
     def _encode(self, chunk: ChunkInfo) -> PromptChunk:
         kept = self._encoded.get((chunk.chunk_id, chunk.source))

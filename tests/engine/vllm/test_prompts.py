@@ -57,6 +57,38 @@ def texts_of(builder: PromptBuilder, prompt: Prompt) -> list[str]:
     return [decode(s.token_ids) for s in prompt.segments if s.kind == "chunk"]
 
 
+def test_a_collection_is_all_its_chunks_or_those_that_fit_the_question(
+    builder: PromptBuilder, store: ChunkStore
+) -> None:
+    store.catalog.collect("all", TEXTS)
+    store.catalog.collect("one", list(TEXTS)[:1])
+    everything = [text for texts in TEXTS.values() for text in texts]
+    first = list(TEXTS[next(iter(TEXTS))])
+    whole = builder.ask("Who?", [{"collection": "all"}])
+    assert texts_of(builder, whole) == everything
+    assert texts_of(builder, builder.ask("Who?", [{"collection": "one"}])) == first
+    best = builder.ask(everything[-1], [{"collection": "all", "top_k": 1}])
+    assert texts_of(builder, best) == everything[-1:]
+    store.catalog.uncollect("all", list(TEXTS)[1:])
+    again = builder.ask(everything[-1] + first[0], [{"collection": "all", "top_k": 9}])
+    assert set(texts_of(builder, again)) <= set(first)
+    with pytest.raises(NotFoundError, match="no collection 'al' in the store"):
+        builder.ask("Who?", [{"collection": "al", "top_k": 2}])
+    with pytest.raises(NotFoundError, match="has a word in common"):
+        builder.ask("Xyzzy?", [{"collection": "one", "top_k": 2}])
+    with pytest.raises(UsageError, match="top_k of document 1 is no number"):
+        builder.ask("Who?", [{"collection": "one", "top_k": True}])
+    with pytest.raises(UsageError, match="document 1 has document and top_k"):
+        builder.ask("Who?", [{"document": "boats.txt", "top_k": 2}])
+    with ChunkStore.open(store.path) as other:
+        text = "long"
+        chunks = [ChunkText(chunk_id(text), text, 0, 4, 10**6)]
+        other.catalog.replace_document("long.txt", "0", "{}", chunks, collections=["long"])
+        with pytest.raises(UsageError, match="1000000 tokens, and the context"):
+            builder.ask("Who?", [{"collection": "long"}])
+        other.catalog.remove_document("long.txt")
+
+
 def test_a_prompt_is_the_one_the_torch_engine_lays_out(model: Path, builder: PromptBuilder) -> None:
     engine = Engine.load(model, device="cpu", dtype="fp32")
     texts = ["The night watch writes.", "Keys are kept."]
