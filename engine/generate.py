@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "interrupted"]
 
 
 class TextStream(Protocol):
-    """Turns token ids into text that is safe to show; see `engine.tokenizer.StreamDecoder`."""
+    """Turns token ids into text that is safe to show; see `engine.detokenizer.StreamDecoder`."""
 
     def push(self, token_id: int) -> str: ...
 
