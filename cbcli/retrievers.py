@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 FOLDER = "search"
 """In the folder of the user's data: indexes of words, and vectors, by store."""
 
-
 SHOWN_FROM = 2000
 """Texts to be read, below which nobody waits long enough to be told."""
 
@@ -33,16 +32,17 @@ def open_retriever(
     Raises NotFoundError for a store without chunks, a collection or an embedding model that
     isn't there; UsageError where an extra is missing, and for a retriever of the user's own that
     can't be found."""
-    if not store.catalog.documents(collections=settings.collections):
+    count = sum(document.chunks for document in store.catalog.documents())
+    if not count:
         raise NotFoundError(
             f"the store at {store.path} has no chunks", "fill it: cacheblend ingest PATH"
         )
     if settings.retriever not in RETRIEVERS:
         return _own(settings, store)
     from engine.retrieval import BM25Retriever, CatalogChunks, HybridRetriever
-    from engine.retrieval.keeping import kept_folder
+    from engine.retrieval.keeping import KEPT_FROM, kept_folder
 
-    folder = kept_folder(data_root() / FOLDER, store.path)
+    folder = kept_folder(data_root() / FOLDER, store.path) if count >= KEPT_FROM else None
     with _Reading(out) as reading:
         corpus = CatalogChunks(store.catalog, folder, settings.collections, reading.read)
         if settings.retriever == "bm25":

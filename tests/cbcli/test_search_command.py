@@ -266,3 +266,16 @@ def test_a_long_reading_is_told(library: Library, monkeypatch: pytest.MonkeyPatc
     result = library("boat", "--progress", "plain")
     assert "indexing: 0 of 7 chunks" in result.stderr
     assert "indexing" not in result.stdout
+
+
+def test_the_index_of_a_large_store_is_kept_and_of_a_small_one_not(library: Library) -> None:
+    library("boat")
+    assert not (library.root / "search").exists()
+    library.add("many.txt", tuple(f"buoy number {number}" for number in range(300)))
+    found = library.texts("buoy 77")
+    kept = list((library.root / "search").glob("*/words.idx"))
+    assert len(kept) == 1
+    assert library.texts("buoy 77") == found
+    assert found[0] == "buoy number 77"
+    library.add("many.txt", ("a zeppelin",) * 300)
+    assert library.texts("buoy 77 zeppelin") == ["a zeppelin"]
