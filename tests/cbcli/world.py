@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from tests.cbcli import schemas
 from tests.cbcli.terminal import run
 from tests.engine.tiny_models import Tiny, build
 from tests.engine.tiny_tokenizers import write_tokenizer
@@ -48,10 +49,12 @@ class World:
         return run(*args, input=input, env=env)
 
     def json(self, *args: str, code: int = 0, **options: Any) -> Any:
-        """The JSON document a command prints."""
+        """The JSON document a command prints, as its schema has it."""
         result = self(*args, "--json", **options)
         assert result.exit_code == code, result.stderr
-        return json.loads(result.stdout)
+        document = json.loads(result.stdout)
+        schemas.check(schemas.schema_name(args), document)
+        return document
 
     def error(self, *args: str, code: int, **options: Any) -> dict[str, str]:
         """What a command that fails says with --json; nothing on stdout, no traceback."""
@@ -59,8 +62,9 @@ class World:
         assert (result.exit_code, result.stdout) == (code, ""), result.output
         lines = result.stderr.splitlines()
         assert len(lines) == 1, result.stderr
-        error: dict[str, str] = json.loads(lines[0])["error"]
-        assert set(error) == {"kind", "message", "hint"}
+        document = json.loads(lines[0])
+        schemas.check("error", document)
+        error: dict[str, str] = document["error"]
         return error
 
     def chunks(self) -> list[dict[str, Any]]:
