@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from jsonschema import Draft202012Validator
+from jsonschema_specifications import REGISTRY
 from referencing import Registry, Resource
 
 from cbcli.main import app
@@ -69,7 +70,7 @@ def schema(name: str) -> Any:
 @cache
 def _registry() -> Registry[Any]:
     resources = ((f"{name}.json", Resource.from_contents(schema(name))) for name in names())
-    return Registry().with_resources(resources)
+    return REGISTRY.with_resources(resources)
 
 
 @cache

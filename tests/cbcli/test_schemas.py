@@ -25,12 +25,15 @@ LINES = [
     {"question": 5},
 ]
 ASKED = [{"id": "q", **LINES[0], "answers": ["Orla"]}]  # type: ignore[dict-item]
+TALK = f"{QUESTION}\n/chunks\n/help\n"  # what chat reads
 
 # Commands in the order they are run in one world; {…} stands for what an earlier one printed.
 STEPS: Sequence[tuple[str, ...]] = (
     ("ingest", "docs", "--chunk-tokens", "24", "--collection", "sea", "--collection", "bay"),
     ("ingest", "docs", "--dry-run"),
     ("ask", QUESTION, "--compare", "--audit", "1", "--ratio", "0.3", "--trace-level", "full"),
+    ("ask", QUESTION, "--cite"),
+    ("chat",),
     ("search", QUESTION, "--with-neighbours", "1"),
     ("run", "lines.jsonl"),
     ("run", "lines.jsonl", "--output", "answers.jsonl"),
@@ -68,6 +71,7 @@ STEPS: Sequence[tuple[str, ...]] = (
     ("models", "check", "copy"),
     ("models", "rm", "copy", "--yes"),
     ("config", "show"),
+    ("config", "schema"),
     ("config", "path"),
     ("config", "init"),
     ("config", "validate"),
@@ -99,7 +103,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list
         known = {"root": str(world.root)}
         for step in STEPS:
             args = [word.format(**known) for word in step]
-            result = world(*args, "--json")
+            result = world(*args, "--json", input=TALK)
             assert result.exit_code in (0, 1), f"{args}: {result.stderr}"
             documents = [json.loads(line) for line in result.stdout.splitlines()]
             assert documents, args
@@ -193,7 +197,7 @@ def test_a_field_too_much_or_too_few_is_found(printed: dict[str, list[Any]]) -> 
     for name, documents in printed.items():
         part = "line" if name.endswith(" lines") else ""
         document = documents[0]
-        if name in ("config-show",) or not isinstance(document, dict):
+        if name in ("config-show", "config-schema") or not isinstance(document, dict):
             continue
         for wrong in ({**document, "zzz": 1}, dict(list(document.items())[1:])):
             with pytest.raises(AssertionError):
