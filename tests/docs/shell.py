@@ -77,7 +77,7 @@ class Shell:
                 out, code = other.stdout, other.returncode or code
                 said += other.stderr
                 mixed = other.stdout
-        if stages[-1].target:
+        if stages[-1].is_ours and stages[-1].target:  # bash does it where it runs
             (self.folder / stages[-1].target).write_text(out, "utf-8")
             out, mixed = "", said
         return Done(code, (mixed, said + out, out + said))
