@@ -32,7 +32,9 @@ def svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img"><title>{title}</title>'
         f"<style>{STYLE}</style><defs>{TIP}</defs>\n"
-        f'<rect class="page" width="{width}" height="{height}" rx="6"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect class="page" width="{width}" height="{height}" rx="6"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
@@ -76,7 +78,9 @@ def blend() -> str:
     parts.append(text((50 + x) / 2, 159, "tokens of the prompt, by position", "mid small"))
     rows = [("exact", "loaded, exact"), ("loaded", "loaded, approximate")]
     rows += [("again", "loaded, then recomputed"), ("new", "always computed")]
-    return svg(round(x + 6), 194, "What a blend loads and computes", [*parts, *legend(60, 184, rows)])
+    return svg(
+        round(x + 6), 194, "What a blend loads and computes", [*parts, *legend(60, 184, rows)]
+    )
 
 
 def rope() -> str:
@@ -96,7 +100,9 @@ def rope() -> str:
         parts.append(text(x, 172, said, "mid small"))
         if number:
             end = x + 58 * math.cos(angle), 90 - 58 * math.sin(angle)
-            parts.append(f'<path class="arrow" d="M{x + 58} 90A58 58 0 0 0 {end[0]:.1f} {end[1]:.1f}"/>')
+            parts.append(
+                f'<path class="arrow" d="M{x + 58} 90A58 58 0 0 0 {end[0]:.1f} {end[1]:.1f}"/>'
+            )
     parts.append(text(290, 18, "two keys of a chunk keep their angle to each other", "mid"))
     parts += [arrow((155, 90), (222, 90)), arrow((355, 90), (422, 90))]
     return svg(580, 186, "Keys are turned to the place where a chunk stands", parts)
@@ -137,17 +143,24 @@ def selection() -> str:
         if number and number % 8 == 0:
             x += 10
         kind = "again" if score >= cut else "loaded"
-        parts.append(f'<rect class="{kind}" x="{x:g}" y="{90 - score}" width="13" height="{score}"/>')
+        parts.append(
+            f'<rect class="{kind}" x="{x:g}" y="{90 - score}" width="13" height="{score}"/>'
+        )
         parts.append(cell(x, 96, kind))
         x += 15
-    parts.append(text(60, 24, "how much the question attends to a stored token, times the size of its V"))
+    parts.append(
+        text(60, 24, "how much the question attends to a stored token, times the size of its V")
+    )
     for start in (120, 250, 380):
         parts.append(text(start, 130, "chunk", "mid small"))
     for n in range(4):
         parts.append(cell(x + 20 + n * 15, 96, "new"))
     parts.append(text(x + 50, 130, "question", "mid small"))
     parts.append(f'<path class="arrow" d="M{x + 45} 90C{x + 30} 30 {x - 60} 40 {x - 88} 48"/>')
-    rows = [("again", "the highest 16 %: recomputed"), ("loaded", "the others: moved with their neighbours")]
+    rows = [
+        ("again", "the highest 16 %: recomputed"),
+        ("loaded", "the others: moved with their neighbours"),
+    ]
     return svg(round(x + 96), 164, "How tokens are chosen", [*parts, *legend(60, 154, rows)])
 
 
