@@ -11,14 +11,16 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "explanation"
 STYLE = """
-.page { fill: #fff } text { font: 13px system-ui, sans-serif; fill: #24292f } .small { font-size: 11px }
-.mid { text-anchor: middle } .end { text-anchor: end }
+.page { fill: #fff } text { font: 13px system-ui, sans-serif; fill: #24292f }
+.small { font-size: 11px } .mid { text-anchor: middle } .end { text-anchor: end }
 .loaded { fill: #9ecae1 } .again { fill: #d95f02 } .new { fill: #4d4d4d } .exact { fill: #66c2a5 }
-.line { stroke: #57606a; fill: none; stroke-width: 1.5 } .faint { stroke: #8c959f; stroke-dasharray: 3 3 }
-.arrow { stroke: #57606a; fill: none; stroke-width: 1.5; marker-end: url(#tip) } .tip { fill: #57606a }
+.line { stroke: #57606a; fill: none; stroke-width: 1.5 }
+.faint { stroke: #8c959f; stroke-dasharray: 3 3 } .tip { fill: #57606a }
+.arrow { stroke: #57606a; fill: none; stroke-width: 1.5; marker-end: url(#tip) }
 .key { stroke-width: 3; fill: none } .before { stroke: #3182bd } .after { stroke: #d95f02 }
-@media (prefers-color-scheme: dark) { .page { fill: #161b22 } text { fill: #e6edf3 } .new { fill: #c9d1d9 }
- .line, .arrow { stroke: #9198a1 } .tip { fill: #9198a1 } .loaded { fill: #3f6f8f } }
+@media (prefers-color-scheme: dark) {
+.page { fill: #161b22 } text { fill: #e6edf3 } .new { fill: #c9d1d9 }
+.line, .arrow { stroke: #9198a1 } .tip { fill: #9198a1 } .loaded { fill: #3f6f8f } }
 """
 TIP = (
     '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
