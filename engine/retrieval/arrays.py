@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ _MAGIC = b"cbarrays1\n"
 _ALIGNED = 64  # bytes that an array begins at a multiple of
 _DTYPES = ("uint8", "uint16", "uint32", "uint64", "int64", "float32")
 _MAX_HEADER = 2**16
+_ABANDONED = 3600  # seconds after which nobody is still writing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,6 +44,7 @@ def write_arrays(path: Path, held: Arrays) -> None:
         {"facts": dict(held.facts), "arrays": layout, "checksum": checksum.hexdigest()}
     ).encode()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -56,6 +59,14 @@ def write_arrays(path: Path, held: Arrays) -> None:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
+
+
+def _sweep(path: Path) -> None:
+    """Removes what processes that were killed have left of writing the file."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
 
 
 def read_arrays(path: Path) -> Arrays | None:

@@ -45,9 +45,9 @@ class Postings:
             lengths.append(sizes)
             parts.append((hashes, rows + np.uint32(first), counts))
             first += len(sizes)
-        return cls._sorted(
-            np.concatenate(lengths) if lengths else np.zeros(0, np.uint32), _joined(parts)
-        )
+        pairs = _joined(parts)
+        parts.clear()  # with many chunks it is much
+        return cls._sorted(np.concatenate(lengths) if lengths else np.zeros(0, np.uint32), pairs)
 
     @classmethod
     def _sorted(cls, lengths: Array, pairs: tuple[Array, Array, Array]) -> Postings:
@@ -73,9 +73,10 @@ class Postings:
         kept = places >= 0
         lengths[places[kept]] = self.lengths[kept]
         lengths[moved] = added.lengths
-        row = places[self.rows]
+        row = places.astype(np.int32)[self.rows]
         stays = row >= 0
         old = (self._hashes()[stays], row[stays].astype(np.uint32), self.counts[stays])
+        del row, stays
         return self._sorted(
             lengths, _joined([old, (added._hashes(), moved[added.rows], added.counts)])
         )

@@ -260,6 +260,13 @@ def test_an_own_retriever_from_a_project_whose_folder_is_above(
     assert "module:function" in json.loads(wrong.stderr)["error"]["hint"]
 
 
+def test_the_example_of_an_own_retriever_forgives_slips(library: Library) -> None:
+    example = Path(__file__).parents[2] / "examples/own_retriever.py"
+    for name in ("Letters", "words_and_letters"):
+        found = library.texts("teh lihgthouse lapm", "--retriever", f"{example}:{name}", "-k", "1")
+        assert found == [LAMPS[0]]
+
+
 def test_a_long_reading_is_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbcli.retrievers.SHOWN_FROM", 1)
     monkeypatch.setattr("cbcli.progress.PLAIN_INTERVAL", 0)

@@ -1,6 +1,7 @@
 """Retrieval: what counts as a word, which chunks are found and in which order."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -330,6 +331,16 @@ def test_where_nothing_can_be_kept_everything_is_found(kept: Kept) -> None:
     kept.folder.write_text("a file")
     assert kept.texts_read() == 4
     assert kept.texts_read() == 4
+
+
+def test_what_a_killed_process_left_is_removed(kept: Kept) -> None:
+    kept.folder.mkdir()
+    old, new = (kept.folder / f".{bm25.FILE}.{name}" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (1, 1))
+    kept.texts_read()
+    assert set(kept.folder.iterdir()) == {new, kept.file}
 
 
 def test_folders_of_stores_that_are_gone_go_with_the_next_new_one(tmp_path: Path) -> None:
