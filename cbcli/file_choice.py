@@ -87,10 +87,10 @@ def read_all(
     out: Output, settings: Settings, found: Iterator[Found]
 ) -> Iterator[Document | Unreadable | Skipped]:
     """Reads the files one by one, with progress."""
-    from engine.documents import read_documents
+    from engine.documents.parallel import read_in_parallel
 
     with out.progress("reading", unit="files") as progress:
-        for number, item in enumerate(read_documents(found), 1):
+        for number, item in enumerate(read_in_parallel(found, settings.jobs), 1):
             yield item
             progress.update(number)
 

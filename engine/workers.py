@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -81,7 +82,8 @@ class _Pending(Generic[Task]):
 class _Slot(Generic[Task]):
     """A device's place: its worker, if it has one now, and the task that one is at.
 
-    ready: the worker has started; proven: one has before; broken: there will be no other.
+    ready: the worker has started; proven: one has before; broken: there will be no other. since:
+    when it was given its task, by the monotonic clock.
     """
 
     index: int
@@ -92,13 +94,16 @@ class _Slot(Generic[Task]):
     ready: bool = False
     proven: bool = False
     broken: bool = False
+    since: float = 0.0
 
 
 class WorkerPool(Generic[Task, Result]):
     """Workers on `devices`, started with the first task. A context manager, for one thread.
 
     A task whose worker dies goes to another one; if that dies too, the task is lost and the pool
-    goes on with new workers. say: told what the user should know.
+    goes on with new workers. attempts: after how many deaths. patience: seconds that a task may
+    take; a worker that takes longer is killed and its task lost. say: told what the user should
+    know.
     """
 
     def __init__(
@@ -106,7 +111,11 @@ class WorkerPool(Generic[Task, Result]):
         devices: Sequence[str],
         start: Start[Task, Result],
         say: Callable[[str], None] = lambda text: None,
+        *,
+        attempts: int = ATTEMPTS,
+        patience: Callable[[Task], float] | None = None,
     ) -> None:
+        self._attempts, self._patience = attempts, patience
         self._slots = [_Slot[Task](index, device) for index, device in enumerate(devices)]
         self._start_function = start
         self._say = say
@@ -116,8 +125,11 @@ class WorkerPool(Generic[Task, Result]):
         """Adds a task; `wait` gives it to a worker and tells what became of it."""
         self._pending.append(_Pending(ticket, task))
 
-    def wait(self, also: int | None = None) -> tuple[list[Done[Result] | Lost], bool]:
-        """Waits until a task is done or lost, or the file descriptor `also` can be read.
+    def wait(
+        self, also: int | None = None, *, timeout: float | None = None
+    ) -> tuple[list[Done[Result] | Lost], bool]:
+        """Waits until a task is done or lost, or the file descriptor `also` can be read, at most
+        `timeout` seconds.
 
         Returns the former and whether it was the latter; at once where there is nothing to wait
         for. Raises the error of a worker that cannot start on its device, CacheblendError where
@@ -133,14 +145,17 @@ class WorkerPool(Generic[Task, Result]):
             for slot in self._slots:
                 if slot.process is not None:
                     watched += [slot.pipe, slot.process.sentinel]
-            heard = connection.wait(watched)
+            heard = connection.wait(watched, _least(timeout, self._until_late()))
             for slot in self._slots:
                 if slot.process is not None:
                     if slot.pipe in heard:
                         finished += self._hear(slot)
                     elif slot.process.sentinel in heard:
                         finished += self._died(slot)
+            finished += self._late()
             readable = also is not None and also in heard
+            if timeout is not None and not heard:
+                break
         self._hand_out()
         return finished, readable
 
@@ -184,7 +199,7 @@ class WorkerPool(Generic[Task, Result]):
             fit = [p for p in self._pending if alone or p.avoid != slot.index]
             if not fit:
                 continue
-            slot.task = fit[0]
+            slot.task, slot.since = fit[0], time.monotonic()
             self._pending.remove(fit[0])
             with suppress(OSError):  # it died meanwhile: the next wait hears of it
                 slot.pipe.send(fit[0].task)
@@ -228,11 +243,33 @@ class WorkerPool(Generic[Task, Result]):
         if task is None:
             return []
         task.died += 1
-        if task.died >= ATTEMPTS:
-            return [Lost(task.ticket, f"{ATTEMPTS} workers died of it, the last one {how}")]
+        if task.died >= self._attempts:
+            several = f"{task.died} workers died of it, the last one"
+            return [Lost(task.ticket, f"{several if task.died > 1 else 'its worker'} {how}")]
         task.avoid = slot.index
         self._pending.appendleft(task)
         return []
+
+    def _until_late(self) -> float | None:
+        """Seconds until the first task has taken too long."""
+        if self._patience is None:
+            return None
+        ends = [s.since + self._patience(s.task.task) for s in self._slots if s.task is not None]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _late(self) -> list[Done[Result] | Lost]:
+        """Ends the workers whose tasks have taken too long."""
+        lost: list[Done[Result] | Lost] = []
+        for slot in self._slots:
+            if self._patience is None or slot.task is None or slot.process is None:
+                continue
+            patience = self._patience(slot.task.task)
+            if time.monotonic() - slot.since >= patience:
+                slot.process.kill()
+                _end_of(slot)
+                lost.append(Lost(slot.task.ticket, f"it took longer than {patience:.0f} s"))
+                slot.task, slot.ready = None, False
+        return lost
 
     def _failed_to_start(
         self, slot: _Slot[Task], error: CacheblendError
@@ -243,6 +280,11 @@ class WorkerPool(Generic[Task, Result]):
             raise error
         self._say(f"going on without {slot.device}: {error.message}")
         return []
+
+
+def _least(*seconds: float | None) -> float | None:
+    known = [one for one in seconds if one is not None]
+    return min(known) if known else None
 
 
 def _serve(pipe: connection.Connection[Any, Any], start: Start[Any, Any], device: str) -> None:

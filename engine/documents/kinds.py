@@ -30,6 +30,8 @@ KIND_OF_SUFFIX = {
 }
 KINDS = (*_SUFFIXES, "code")
 BINARY_KINDS = ("pdf", "docx", "epub")
+CONVERTED_KINDS = (*BINARY_KINDS, "html")
+"""Those that take long to read, and libraries in C that a damaged file may bring down."""
 
 # Where pages are made of by a program: what looks like HTML in them is not yet.
 _TEMPLATES = {"php", "erb", "ejs", "hbs", "j2", "jinja", "jinja2", "vue", "svelte", "jsp", "tmpl"}

@@ -23,6 +23,7 @@ from engine.documents.formats import convert
 from engine.documents.kinds import (
     ARCHIVE,
     BINARY_KINDS,
+    CONVERTED_KINDS,
     Foreign,
     binary_kind,
     kind_by_name,
@@ -61,6 +62,19 @@ def read_document(
 ) -> Document | Unreadable | Skipped:
     """Read and decode one file; never raises for what the file is or holds, never blocks on a
     pipe or device. `stdin`: what "-" reads (default: the process's own)."""
+    read = _read(file, stdin, light=False)
+    assert read is not None
+    return read
+
+
+def read_light(file: FoundFile) -> Document | Unreadable | Skipped | None:
+    """As `read_document`; None for a file that is to be converted, one of `CONVERTED_KINDS`."""
+    return _read(file, None, light=True)
+
+
+def _read(
+    file: FoundFile, stdin: BinaryIO | None, *, light: bool
+) -> Document | Unreadable | Skipped | None:
     facts = (-1, 0)
     try:
         if file.path is None:
@@ -74,10 +88,12 @@ def read_document(
     if isinstance(raw, Unreadable | Foreign):
         return _left_out(file, raw)
     try:
-        found = _kind_of(Content(file.source, raw), file.named)
+        found = _kind_of(Content(file.source, raw), file)
         if isinstance(found, Foreign):
             return _left_out(file, found)
         kind, content = found
+        if light and kind in CONVERTED_KINDS:
+            return None
         converted = convert(kind, content)
     except Unconvertible as error:
         return Unreadable(file.source, str(error))
@@ -94,7 +110,7 @@ def read_document(
     )
 
 
-def _kind_of(content: Content, named: bool) -> tuple[str, Content] | Foreign:
+def _kind_of(content: Content, file: FoundFile) -> tuple[str, Content] | Foreign:
     """What a file is, and what of it is read. Raises Unconvertible for a damaged one."""
     name, raw = content.name, content.raw
     kind = binary_kind(name, raw)
@@ -106,16 +122,26 @@ def _kind_of(content: Content, named: bool) -> tuple[str, Content] | Foreign:
         return kind
     if kind:
         return kind, content
-    if is_binary(raw):
+    if file.binary and _is_utf8(raw):  # a stray NUL makes no film of it
+        content = Content(name, raw.replace(b"\0", "\ufffd".encode()))
+    elif is_binary(raw):
         wanted = kind_by_name(name)
         if wanted in BINARY_KINDS:
             raise Unconvertible(
                 f"is no {wanted.upper()} file, whatever its name; it may be damaged"
             )
         return Foreign("binary")
-    if suffix_of(name) == "svg" and not named:
+    if suffix_of(name) == "svg" and not file.named:
         return Foreign("image")
     return text_kind(name, content.text), content
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _left_out(file: FoundFile, what: Unreadable | Foreign) -> Unreadable | Skipped:
@@ -163,7 +189,7 @@ def _read_file(file: FoundFile, path: Path) -> bytes | Unreadable | Foreign:
         kind = binary_kind(file.source, head)
         if isinstance(kind, Foreign):
             return kind
-        if kind is None and is_binary(head):
+        if kind is None and is_binary(head) and not file.binary:
             return head  # a film need not be read to its end to be told from text
         if info.st_size > MAX_BYTES:
             if kind == "zip" and kind_by_name(file.source) not in BINARY_KINDS:
