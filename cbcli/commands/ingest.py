@@ -16,6 +16,8 @@ from cbcli.fields import CUT_CHUNKS
 from cbcli.file_choice import FilesFrom, Null, chosen_files, list_types, read_all
 from cbcli.ingest_report import behind, context_record, skipped_line, skipped_record, tell
 from cbcli.ingest_run import IngestRun
+from cbcli.ingest_watch import check_watch
+from cbcli.ingest_watch import watch as keep_current
 from cbcli.listing import Fields, Jsonl, ListForm
 from cbcli.output import Output
 from cbcli.records import cut_record
@@ -37,7 +39,8 @@ app = typer.Typer(**app_options())
 @app.command(
     epilog=examples(
         "cacheblend ingest notes/ report.md",
-        "cacheblend ingest --dry-run notes/",
+        "cacheblend ingest --dry-run notes/ --type md -g '!drafts/'",
+        "cacheblend ingest --watch notes/",
         "man -P cat ssh | cacheblend ingest - --stdin-name ssh.txt",
         "cacheblend ingest --devices cuda:0,cuda:1 library/",
     )
@@ -66,6 +69,10 @@ def ingest(
     null: Null = False,
     type_list: Annotated[
         bool, typer.Option("--type-list", help="Show the types of files, and end.")
+    ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Then go on, and ingest what changes, until interrupted."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the chunks and their size; store nothing.")
@@ -98,6 +105,8 @@ def ingest(
         return
     if not paths and files_from is None:
         raise UsageError("nothing to ingest was named", "give files or folders: ingest notes/")
+    if watch:
+        check_watch(paths or [], files_from=files_from, dry_run=dry_run)
     if options.get("devices") is not None and options.get("device") is not None:
         raise UsageError("--devices and --device exclude each other", "give one of them")
     settings = load_settings(options)
@@ -119,6 +128,8 @@ def ingest(
         )
     if dry_run:
         _show_chunks(out, settings, blueprint, found)
+    elif watch:
+        keep_current(out, settings, blueprint, places, paths or [])
     else:
         with IngestRun(out, settings, blueprint, places) as run:
             done = run.ingest(found)
