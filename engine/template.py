@@ -32,8 +32,8 @@ SYSTEM, DOCUMENTS, QUESTION = "CACHEBLENDSYSTEM", "CACHEBLENDDOCUMENTS", "CACHEB
 # Small models run on where the question alone follows the documents; told so, they stop.
 BEFORE_QUESTION = "\n\nUsing the documents above, answer briefly.\nQuestion: "
 _CITING = (
-    "\n\nUsing the documents above, answer briefly. Write the number of the document you used after "
-    "the answer, such as [1].\nQuestion: "
+    "\n\nUsing the documents above, answer briefly. Write the number of the document you used "
+    "after the answer, such as [1].\nQuestion: "
 )
 PLAIN_ANSWER = "\nAnswer:"
 

@@ -50,6 +50,6 @@ def tell(out: Output, spoken: Spoken) -> None:
     if out.json:
         out.data(spoken.to_json())
         return
-    if spoken.cited is not None:
+    if spoken.cited is not None and spoken.result.finish_reason != "interrupted":
         spoken.cited.print(out)
     out.note(status_line(spoken))
