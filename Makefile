@@ -65,7 +65,7 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: $(INSTALLED)
-	$(BIN)/cog -r docs/reference/cli.md
+	$(BIN)/cog -r docs/reference/cli.md docs/reference/settings.md
 
 clean:
 	rm -rf $(VENV) .cache .demo .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

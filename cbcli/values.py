@@ -259,7 +259,7 @@ def layers(value: object) -> tuple[int, ...]:
 def collections(value: object) -> tuple[str, ...]:
     """Names of collections; in one text, commas stand between them."""
     expected = f"names of collections, each of {NAME_RULE}"
-    if value in ("", [], ()):
+    if value in ("", [], (), [""]):
         return ()
     items = [i.strip() if isinstance(i, str) else i for i in _items(value, expected)]
     if not all(isinstance(item, str) and is_collection_name(item) for item in items):

@@ -47,7 +47,14 @@ def test_the_site_builds_without_a_warning_or_the_network(tmp_path: Path) -> Non
 
 def test_the_reference_of_commands_is_current() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cogapp", "--check", "docs/reference/cli.md"],
+        [
+            sys.executable,
+            "-m",
+            "cogapp",
+            "--check",
+            "docs/reference/cli.md",
+            "docs/reference/settings.md",
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -149,7 +149,8 @@ def rm(
     if json:
         out.data({"collection": name, "changed": changed, "documents": 0})
     else:
-        out.line(f"{name} is forgotten; {plural(changed, 'document', 'documents')} of it stay")
+        stay = "stays" if changed == 1 else "stay"
+        out.line(f"{name} is forgotten; its {plural(changed, 'document', 'documents')} {stay}")
 
 
 def _report(

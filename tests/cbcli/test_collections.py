@@ -159,6 +159,7 @@ def test_questions_look_in_the_collections_set(path: Path) -> None:
         assert sources("work", "all") == ["plan.md"]
         store.catalog.collect("work", ["old.txt"])
         assert sources("work") == ["plan.md", "old.txt"]
+        assert sources("") == ["plan.md", "old.txt"]
         with pytest.raises(NotFoundError, match="no collection 'wor'"):
             sources("wor")
 
