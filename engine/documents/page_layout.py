@@ -24,13 +24,14 @@ _MARKDOWN = re.compile(r"(?=#{1,6}\s|`{3}|~{3}|[-=]{3,}\s*$)")
 @dataclass(frozen=True, slots=True)
 class Run:
     """Text on one line with no wide gap in it. x0, x1: its ends; y: its baseline, upwards; size:
-    its font's height; all in points."""
+    its font's height; all in points. fixed: all letters are of one width, as in programs."""
 
     text: str
     x0: float
     x1: float
     y: float
     size: float
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Line:
     y: float
     size: float
     parts: int = 1
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Page:
 
 def lines_of(runs: Sequence[Run]) -> tuple[Line, ...]:
     """A page's runs, in the order they were written, as lines in reading order."""
+    steps = [a.y - b.y for a, b in pairwise(runs) if abs(a.y - b.y) > 0.3 * b.size]
+    if sum(step < 0 for step in steps) > 0.7 * len(steps):  # as in a page that is turned
+        runs = _downwards(runs)
     return tuple(_joined_lines(_ordered(list(runs))))
 
 
@@ -92,10 +97,11 @@ def paragraphs(pages: Sequence[Page]) -> tuple[str, list[tuple[int, int]], bool]
     length, level = 0, 0
     last: Line | None = None
     for page in pages:
+        edge = min((line.x0 for line in page.lines if line.fixed), default=0.0)
         widest = max((line.x1 for line in page.lines), default=0.0)
         pitch = _pitch(page.lines)
         for nth, line in enumerate(page.lines):
-            text = line.text
+            text = _indent(line, edge) + line.text
             new = levels.get(round(line.size), 0) if len(text) < 200 else 0
             glue = _glue(last, line, nth > 0, widest, pitch) if last else ""
             if new != level and last:
@@ -129,10 +135,14 @@ def _ordered(runs: list[Run]) -> list[Run]:
         rest = [run for run in rest if not (heading is None or run.y > heading.y)]
         for side in (True, False):
             column = [run for run in above if (run.x1 <= gutter) is side]
-            ordered += _ordered(sorted(column, key=lambda run: (-round(run.y), run.x0)))
+            ordered += _ordered(_downwards(column))
         if heading is not None:
             ordered.append(heading)
     return ordered
+
+
+def _downwards(runs: Iterable[Run]) -> list[Run]:
+    return sorted(runs, key=lambda run: (-round(run.y), run.x0))
 
 
 def _gutter(runs: list[Run]) -> float | None:
@@ -174,11 +184,13 @@ def _joined_lines(runs: Iterable[Run]) -> Iterator[Line]:
             near = run.x0 - line.x1 < 0.8 * line.size
             text = line.text + (" " if near else _GAP) + run.text
             parts = line.parts + (not near)
-            line = Line(text, line.x0, run.x1, line.y, max(line.size, run.size), parts)
+            size = max(line.size, run.size)
+            fixed = line.fixed and run.fixed
+            line = Line(text, line.x0, run.x1, line.y, size, parts, fixed)
             continue
         if line:
             yield line
-        line = Line(run.text, run.x0, run.x1, run.y, run.size)
+        line = Line(run.text, run.x0, run.x1, run.y, run.size, fixed=run.fixed)
     if line:
         yield line
 
@@ -225,6 +237,8 @@ def _glue(last: Line, line: Line, same_page: bool, widest: float, pitch: float) 
         return " " if not ended and (lower or parted) else "\n\n"
     if step > 1.25 * pitch + 0.05 or abs(last.size - line.size) > 0.15 * line.size:
         return "\n\n"
+    if last.fixed and line.fixed:
+        return "\n"  # lines of a program
     if last.parts > 1 or line.parts > 1 or _BULLET.match(line.text):
         return "\n"
     if parted:
@@ -236,6 +250,14 @@ def _glue(last: Line, line: Line, same_page: bool, widest: float, pitch: float) 
     if short and ended and not lower:
         return "\n\n"
     return "\n" if short and not lower else " "
+
+
+def _indent(line: Line, edge: float) -> str:
+    """Spaces in front of a program's line; edge: where those begin that are not set in."""
+    if not line.fixed:
+        return ""
+    width = (line.x1 - line.x0) / max(1, len(line.text))
+    return " " * min(40, round((line.x0 - edge) / max(1.0, width)))
 
 
 def _words(texts: Iterable[str]) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_CHARS = 256 * 2**20
 _HYPHEN = "\x02"  # PDFium's, where a word is parted at a line's end
 _BREAK = re.compile("[\r\n\x02]+")
 _UNKNOWN = re.compile("[\0\ufffd\ue000-\uf8ff]")
+_FIXED = re.compile(rb"courier|mono|consol|typewriter|cmtt", re.I)
 _WIDE_GAP = 1.3  # times the font's height
 
 
@@ -88,8 +90,8 @@ def _page(pdf: Any, number: int) -> tuple[Page, bool]:
     try:
         text_page = page.get_textpage()
         try:
-            _left, bottom, _right, top = page.get_bbox()
-            runs = list(_runs(text_page))
+            runs, turn = _runs(text_page)
+            bottom, top = _ends(page.get_bbox(), turn)
             has_content = bool(runs) or pdfium.FPDFPage_CountObjects(page) > 0
         finally:
             text_page.close()
@@ -98,16 +100,38 @@ def _page(pdf: Any, number: int) -> tuple[Page, bool]:
         page.close()
 
 
-def _runs(text_page: Any) -> Iterator[Run]:
-    """The runs of a page, in the order they were written."""
+def _ends(box: tuple[float, float, float, float], turn: int) -> tuple[float, float]:
+    """Bottom and top of a page, as its text is turned."""
+    left, bottom, right, top = box
+    return ((bottom, top), (-right, -left), (-top, -bottom), (left, right))[turn]
+
+
+def _runs(text_page: Any) -> tuple[list[Run], int]:
+    """The runs of a page, in the order they were written; and how often a quarter to the left its
+    text is turned."""
     text = _text(text_page)
-    box = _Boxes(text_page)
-    start = 0
+    lines, start = [], 0
     for found in [*_BREAK.finditer(text), None]:
         end = found.start() if found else len(text)
         hyphen = "-" if found and _HYPHEN in found[0] else ""
-        yield from _line_runs(text, start, end, hyphen, box)
+        lines.append((start, end, hyphen))
         start = found.end() if found else end
+    box = _Boxes(text_page)
+    box.turn = _turn(box, [(start, end) for start, end, _ in lines if end - start > 3])
+    runs = [
+        run for start, end, hyphen in lines for run in _line_runs(text, start, end, hyphen, box)
+    ]
+    return runs, box.turn
+
+
+def _turn(box: _Boxes, lines: list[tuple[int, int]]) -> int:
+    """How most of a page's lines are turned, by the first of them."""
+    turns: Counter[int] = Counter()
+    for start, end in lines[:9]:
+        (x0, y0), (x1, y1) = box.origin(start), box.origin(end - 1)
+        across, up = x1 - x0, y1 - y0
+        turns[(1 if up > 0 else 3) if abs(up) > abs(across) else (0 if across >= 0 else 2)] += 1
+    return turns.most_common(1)[0][0] if turns else 0
 
 
 def _line_runs(text: str, start: int, end: int, hyphen: str, box: _Boxes) -> Iterator[Run]:
@@ -118,7 +142,9 @@ def _line_runs(text: str, start: int, end: int, hyphen: str, box: _Boxes) -> Ite
         end -= 1
     if start == end:
         return
-    size = sorted(box.height(at) for at in (start, (start + end) // 2, end - 1))[1]
+    # Of five letters the second largest: bullets and other fonts among them are smaller.
+    places = (start, (3 * start + end) // 4, (start + end) // 2, (start + 3 * end) // 4, end - 1)
+    size = sorted(map(box.height, places))[-2]
     begin = place = start
     while True:
         space = text.find(" ", place, end)
@@ -135,7 +161,8 @@ def _line_runs(text: str, start: int, end: int, hyphen: str, box: _Boxes) -> Ite
 
 def _run(text: str, first: int, last: int, size: float, box: _Boxes) -> Run:
     clean = " ".join(text.replace("\0", "\ufffd").split())
-    return Run(clean, box.left(first), box.right(last), box.baseline(first), size)
+    places = (box.left(first), box.right(last), box.baseline(first))
+    return Run(clean, *places, size, box.is_fixed(first) and box.is_fixed(last))
 
 
 def _text(text_page: Any) -> str:
@@ -157,32 +184,53 @@ def _text(text_page: Any) -> str:
 
 
 class _Boxes:
-    """Where a page's characters stand."""
+    """Where a page's characters stand, with the page turned so that its text is level. turn: how
+    often a quarter to the left the text is turned on the page."""
 
     def __init__(self, text_page: Any) -> None:
         import pypdfium2.raw as pdfium
 
+        self.turn = 0
         self._page = text_page
         self._box = pdfium.FPDFText_GetCharBox
         self._loose = pdfium.FPDFText_GetLooseCharBox
         self._origin = pdfium.FPDFText_GetCharOrigin
+        self._font = pdfium.FPDFText_GetFontInfo
         self._rect = pdfium.FS_RECTF()
+        self._flags = ctypes.c_int()
+        self._name = ctypes.create_string_buffer(64)
         self._numbers = [ctypes.c_double() for _ in range(4)]
         self._pointers = [ctypes.byref(number) for number in self._numbers]
 
     def left(self, place: int) -> float:
-        self._box(self._page, place, *self._pointers)
-        return self._numbers[0].value
+        return self._edges(place)[0]
 
     def right(self, place: int) -> float:
+        return self._edges(place)[1]
+
+    def _edges(self, place: int) -> tuple[float, float]:
         self._box(self._page, place, *self._pointers)
-        return self._numbers[1].value
+        left, right, bottom, top = (number.value for number in self._numbers)
+        return ((left, right), (bottom, top), (-right, -left), (-top, -bottom))[self.turn]
+
+    def origin(self, place: int) -> tuple[float, float]:
+        """On the page as it is."""
+        self._origin(self._page, place, *self._pointers[:2])
+        return self._numbers[0].value, self._numbers[1].value
 
     def baseline(self, place: int) -> float:
-        self._origin(self._page, place, *self._pointers[:2])
-        return self._numbers[1].value
+        x, y = self.origin(place)
+        return (y, -x, -y, x)[self.turn]
 
     def height(self, place: int) -> float:
         """Of the font, at least a point."""
         self._loose(self._page, place, ctypes.byref(self._rect))
-        return float(max(1.0, self._rect.top - self._rect.bottom))
+        rect = self._rect
+        height = rect.right - rect.left if self.turn % 2 else rect.top - rect.bottom
+        return float(max(1.0, height))
+
+    def is_fixed(self, place: int) -> bool:
+        """Whether all letters of its font are of one width, as in programs."""
+        size = len(self._name)
+        self._font(self._page, place, self._name, size, ctypes.byref(self._flags))
+        return bool(self._flags.value & 1 or _FIXED.search(self._name.value))

@@ -38,6 +38,24 @@ def pdf(*pages: str, password: str = "", head: str = "", size: int = 11) -> byte
     return out.getvalue()
 
 
+def turned(turn: int, lines: list[str], *, font: str = "Helvetica", owner: str = "") -> bytes:
+    """A page with its text turned to the left, and `owner` what allows changing it."""
+    from reportlab.lib.pdfencrypt import StandardEncryption
+    from reportlab.pdfgen.canvas import Canvas
+
+    out = io.BytesIO()
+    locked = StandardEncryption("", ownerPassword=owner) if owner else None
+    canvas = Canvas(out, pagesize=(842, PAGE_HEIGHT), encrypt=locked, invariant=True)
+    canvas.translate(421, 421)
+    canvas.rotate(turn)
+    for number, line in enumerate(lines):
+        canvas.setFont(font, 11)
+        set_in = len(line) - len(line.lstrip())
+        canvas.drawString(-350 + 6.6 * set_in, 300 - 14 * number, line.lstrip())
+    canvas.save()
+    return out.getvalue()
+
+
 def columns(left: list[str], right: list[str], heading: str = "") -> bytes:
     """A page in two columns, written line by line across both."""
     from reportlab.pdfgen.canvas import Canvas

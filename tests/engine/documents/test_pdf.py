@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.documents.page_layout import Page, Run, lines_of, without_running_titles
-from tests.engine.documents.awkward import columns, pdf, scan
+from tests.engine.documents.awkward import columns, pdf, scan, turned
 from tests.engine.documents.reading import at_marks, document
 
 LONG = "The harbour master keeps the log of every boat that passes the lighthouse, and"
@@ -87,6 +87,23 @@ def test_the_same_line_inside_pages_is_no_running_title() -> None:
 def test_two_pages_have_no_running_titles(tmp_path: Path) -> None:
     text = document(tmp_path, "a.pdf", pdf("One.", "Two.", head="Report")).text
     assert text.count("Report") == 2
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_a_page_whose_text_is_turned(tmp_path: Path, turn: int) -> None:
+    text = document(tmp_path, "a.pdf", turned(turn, [LONG, "writes on.", "", "A new one."])).text
+    assert text == f"{LONG} writes on.\n\nA new one.\n"
+
+
+def test_lines_of_a_program_stay_lines(tmp_path: Path) -> None:
+    lines = ["def tide(day):", "    if day:", "        return 4.5", "    return None"]
+    text = document(tmp_path, "a.pdf", turned(0, lines, font="Courier")).text
+    assert text == "\n".join(lines) + "\n"
+
+
+def test_a_lock_on_changes_alone_does_not_hinder_reading(tmp_path: Path) -> None:
+    raw = turned(0, ["Read me."], owner="secret")
+    assert document(tmp_path, "a.pdf", raw).text == "Read me.\n"
 
 
 def test_pages_without_text_are_told(tmp_path: Path) -> None:
