@@ -158,6 +158,21 @@ def test_overlap_repeats_text(world: World) -> None:
     assert len("".join(shown)) > len(TEXTS["one.md"])
 
 
+def test_headings_in_front_make_other_chunks(world: World) -> None:
+    (world.docs / "guide.md").write_text("# Guide\n\nIntro.\n\n## Gate\n\n" + "Shut it. " * 90)
+    arguments = "ingest", "docs/guide.md", "--chunk-tokens", "96"
+    world.json(*arguments)
+    plain = world.chunks()
+    told = world.json(*arguments, "--headings")
+    assert told["documents"]["changed"] == 1
+    parts = world.chunks()
+    assert [c["headings"] for c in parts][1:] == [["Guide", "Gate"]] * (len(parts) - 1)
+    assert len(parts) >= len(plain) > 3
+    shown = [world.json("store", "show", c["chunk_id"])["text"] for c in parts]
+    assert all(text.startswith("Guide › Gate\n\nShut it.") for text in shown[1:])
+    assert world.json(*arguments, "--headings")["documents"]["unchanged"] == 1
+
+
 def test_standard_input(world: World) -> None:
     told = world.json("ingest", "-", "--stdin-name", "note", input="The quay is long.\n")
     assert told["documents"]["new"] == 1
