@@ -39,8 +39,11 @@ class CollectionTable(CatalogDatabase):
         Raises UsageError for a name that no collection can have.
         """
         check_collection_name(name)
-        rows = [(name, raw(source)) for source in sources]
-        if not rows:
+        held = {
+            str(row[0]) for row in self.ask("SELECT source FROM collection WHERE name = ?", (name,))
+        }
+        rows = [(name, raw(source)) for source in dict.fromkeys(sources) if source not in held]
+        if not rows:  # nothing is written, so that nobody looks again at what hasn't changed
             return 0
         sql = "SELECT count(*) FROM collection WHERE name = ?"
         with self.writing() as db:

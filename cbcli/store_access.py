@@ -68,11 +68,10 @@ def known_source(store: ChunkStore, given: str) -> str:
 
     Raises NotFoundError, naming the nearest one.
     """
-    known = [info.source for info in store.catalog.documents()]
     for name in (given, os.path.normpath(given), os.path.normpath(Path.cwd() / given)):
-        if name in known:
+        if store.catalog.document(name) is not None:
             return name
-    near = nearest(given, [shown_source(name) for name in known])
+    near = nearest(given, [shown_source(info.source) for info in store.catalog.documents()])
     raise NotFoundError(
         f"no document {given!r} in the store",
         f"did you mean {near!r}?" if near else "cacheblend store ls --documents shows them",

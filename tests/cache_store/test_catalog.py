@@ -225,3 +225,23 @@ def test_altered_text_is_refused(catalog: Catalog) -> None:
     catalog._db.execute("UPDATE chunk SET text = CAST(x'ff61' AS TEXT)")
     with pytest.raises(IntegrityError, match="altered"):
         catalog.chunks()
+
+
+def test_documents_are_in_a_collection_once_and_putting_them_again_writes_nothing(
+    catalog: Catalog,
+) -> None:
+    names = ["a", "\udcff b", "c"]
+    for name in names:
+        catalog.replace_document(name, "1", "{}", cut(name))
+    assert catalog.collect("x", ["a", "a", "\udcff b"]) == 2
+    before = catalog.revision
+    assert catalog.collect("x", ["\udcff b", "a"]) == 0
+    assert catalog.revision == before
+    assert catalog.collect("x", names) == 1
+    assert [chunk.text for chunk in catalog.chunks(collections=["x"])] == names
+    assert catalog.collections_of("\udcff b") == ["x"]
+    assert catalog.sources_beginning("\udcff", 9) == ["\udcff b"]
+    assert catalog.uncollect("x", ["c", "d"]) == 1
+    with pytest.raises(UsageError, match="no name of a collection"):
+        catalog.replace_document("a", "2", "{}", cut("new"), collections=["two words"])
+    assert catalog.chunks("a")[0].text == "a"  # nothing of it happened
