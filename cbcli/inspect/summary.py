@@ -6,7 +6,7 @@ import numpy as np
 
 from cbcli.inspect.facts import token_text
 from cbcli.inspect.lines import EMPTY, Line, Span, line, span, table, wrap
-from cbcli.inspect.run import Run, number_text, percent
+from cbcli.inspect.run import Run, Segment, number_text, percent
 from cbcli.inspect.theme import Look
 from cbcli.inspect.versus import fact_lines, first_difference, kl_lines, selection_lines
 from cbcli.inspect.waterfall import waterfall_lines, way_lines
@@ -73,11 +73,16 @@ def _parts(run: Run) -> str:
     return "the same answer" if at is None else f"answers part at token {at}"
 
 
+def _chosen_from(segment: Segment) -> bool:
+    """Whether tokens of it could be chosen to be recomputed; not of what an earlier turn kept."""
+    return segment.number > 0 and segment.status != "kept"
+
+
 def _chunks(run: Run) -> list[Line]:
     rows: list[list[str | Span]] = []
     for segment in run.segments:
         chosen = int(run.selected[segment.start : segment.end].sum())
-        share = f"{chosen:,} ({percent(chosen, segment.tokens)})" if segment.number else ""
+        share = f"{chosen:,} ({percent(chosen, segment.tokens)})" if _chosen_from(segment) else ""
         number = str(segment.number) if segment.number else ""
         rows.append(
             [

@@ -14,6 +14,7 @@ from cache_store.errors import CacheblendError, UsageError
 from cache_store.store import ChunkStore
 from engine import BlendOptions, Conversation, Engine, PromptChunk, SamplingOptions
 from engine.conversation import TurnResult
+from engine.trace.check import check
 from tests.engine.test_template import CHATML, FORMS, GEMMA, MISTRAL, QWEN3
 from tests.engine.tiny_models import TINY, Tiny, build
 from tests.engine.tiny_tokenizers import write_tokenizer
@@ -295,6 +296,30 @@ def test_an_answer_that_is_ended_stays_with_what_there_is_of_it(
     assert 0 < len(done.result.output_token_ids) < 20
     assert conversation.turns[-1].answer == done.result.answer == "".join(shown)
     assert same_as(oracle, conversation.ask("Go on?", [], blend=options(ratio=1), sampling=SHORT))
+
+
+def test_a_turn_is_recorded_and_compared(
+    shared: tuple[Engine, transformers.PreTrainedModel],
+) -> None:
+    """What was kept was computed in no layer; comparing leaves the conversation as it is."""
+    engine, _ = shared
+    conversation = Conversation(engine)
+    wishes = {"sampling": SHORT, "trace": "full", "compare": True, "save": False}
+    conversation.ask("Who?", chunks_of(engine, 2, 0), blend=options(ratio=1), **wishes)
+    done = conversation.ask("And when?", chunks_of(engine, 1), blend=options(ratio=0), **wishes)
+    trace = done.result.trace
+    assert trace is not None
+    check(trace)
+    assert trace.level == "full"
+    assert not trace.tokens.computed[: done.kept_tokens].any()
+    cached = len(chunks_of(engine, 1)[0].token_ids)
+    assert int((trace.tokens.computed > 0).sum()) == done.computed_tokens
+    assert done.new_tokens == done.computed_tokens + cached
+    assert trace.deviations is not None
+    assert len(trace.deviations.positions) == cached
+    again = conversation.ask("Where to?", [], blend=options(ratio=1), **wishes)
+    assert again.kept_tokens > done.kept_tokens + cached
+    assert again.result.compare is not None
 
 
 def test_nothing_said_gives_control_tokens(engine: Engine) -> None:
