@@ -148,6 +148,9 @@ def _usage(error: typer.TyperException) -> Failure:
     path = getattr(context, "command_path", "") or "cacheblend"
     possible = getattr(error, "possibilities", None)
     hint = f"see {path} --help"
+    variable = getattr(getattr(error, "param", None), "envvar", None)
+    if variable and variable in os.environ:  # which may be where it came from
+        hint = f"{variable} is set; {hint}"
     if possible:
         message = error.message.rstrip(".")
         hint = f"did you mean {' or '.join(sorted(possible)[:3])}? {hint}"

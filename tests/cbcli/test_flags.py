@@ -153,4 +153,7 @@ def test_a_variable_is_as_good_as_its_flag(tmp_path: Path) -> None:
     wrong = says("ingest", "x", CACHEBLEND_INGEST_DRYRUN="1")
     assert "did you mean CACHEBLEND_INGEST_DRY_RUN?" in wrong
     assert "did you mean CACHEBLEND_TOP_K?" in says("store", "ls", CACHEBLEND_TOPK="3")
+    wrong = says("store", "ls", CACHEBLEND_STORE_LS_LIMIT="many")
+    assert "'--limit'" in wrong
+    assert "(CACHEBLEND_STORE_LS_LIMIT is set; see" in wrong
     assert "CACHEBLEND_STORE_LS_NAME" in says("store", "ls", "--help")
