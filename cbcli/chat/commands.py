@@ -18,6 +18,7 @@ from cbcli.declared import DECLARED, POLICIES
 from cbcli.output import Output
 from cbcli.records import chunk_record
 from cbcli.traces import save_in, traces_root
+from cbcli.values import AUTO
 
 
 class Leave(Exception):
@@ -103,6 +104,8 @@ class Commands:
                 self.talk.change(name, rest)
             value = getattr(self.talk.settings, name)
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            if name == "ratio" and value == AUTO:
+                shown = "auto"
             self.out.note(f"{name} is {shown}")
 
         return run

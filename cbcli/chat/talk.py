@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import NotFoundError
 from cache_store.store import ChunkStore
-from cbcli.calibrated import Calibrated, PromptTokens
+from cbcli.calibrated import Calibrated, PromptTokens, without_auto
 from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser
 from cbcli.citations import Citations
@@ -111,13 +112,13 @@ class Talk:
 
     def change(self, name: str, value: str) -> None:
         """Another value for a setting, from the next turn on. Raises UsageError."""
-        from pathlib import Path
-
         origin = Origin("flag", f"/{name}")
         read: Any = read_value(name, value, origin, Path())
         origins = {**self.settings.origins, name: origin}
         wanted = replace(self.settings, **{name: read}, origins=origins)
-        blend_options(wanted).check_model(self.blueprint.config.layers)
+        if name == "ratio":  # in place of what else said how much to recompute
+            wanted = replace(wanted, threshold=None, target_kl=None)
+        blend_options(without_auto(wanted)).check_model(self.blueprint.config.layers)
         self.settings = wanted
         self.conversation.cite = wanted.cite
 

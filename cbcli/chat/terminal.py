@@ -103,11 +103,8 @@ def history(path: Path, out: Output) -> History:
     """Of what was typed, in a file of the user alone; in memory where there can be none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        path.chmod(0o600)
     except OSError as error:
         out.warn(f"{path}: {error.strerror or error}: what is typed is not kept")
         return InMemoryHistory()

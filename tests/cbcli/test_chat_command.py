@@ -140,6 +140,13 @@ def test_commands_that_are_wrong_are_said_and_change_nothing(
     assert "Tides" in (world.docs / "one.md").read_text("utf-8")
 
 
+def test_a_ratio_takes_the_place_of_a_threshold(world: World) -> None:
+    lines = (FIRST, "/ratio 0.5", SECOND)
+    first, second = chat(world, *lines, args=("--threshold", "0.9"))
+    assert (first["threshold"], first["ratios"]) == (0.9, [])
+    assert (second["threshold"], second["ratios"]) == (None, [0.5])
+
+
 def test_a_line_that_begins_with_a_space_is_a_question(world: World) -> None:
     (turn,) = chat(world, " /log of every boat?")
     assert turn["question"] == "/log of every boat?"
