@@ -40,6 +40,7 @@ MAX_BYTES = 256 * 2**20
 _UNFIT_TEXT = re.compile("[\0\r\ud800-\udfff]")
 _UNFIT = {0: "\ufffd", 0xD: "\n", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}
 
+_AT_ONCE = 2**20
 _KINDS = [
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -103,11 +104,18 @@ def _read(
     text = (
         converted.text.translate(_UNFIT) if _UNFIT_TEXT.search(converted.text) else converted.text
     )
-    digest = blake3(text.encode()).hexdigest()
     return Document(
-        *(file.source, text, digest, *facts, converted.kind or kind),
+        *(file.source, text, _digest(text), *facts, converted.kind or kind),
         *(converted.form, converted.marks, converted.notes),
     )
+
+
+def _digest(text: str) -> str:
+    """Of its UTF-8, without having all of that in memory beside it."""
+    hasher = blake3()
+    for start in range(0, len(text), _AT_ONCE):
+        hasher.update(text[start : start + _AT_ONCE].encode())
+    return hasher.hexdigest()
 
 
 def _kind_of(content: Content, file: FoundFile) -> tuple[str, Content] | Foreign:
