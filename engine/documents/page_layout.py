@@ -14,6 +14,7 @@ _GAP = "   "  # between what stands apart on one line, as a table's cells
 _DIGITS = re.compile(r"\d+|\b[ivxl]+\b")
 _ENDS = re.compile(r"[.!?:;。！？…][\"'”’»)\]]*$")
 _BULLET = re.compile(r"(?:[•‣▪●○◦·*–—-]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s")
+_ENTRY = re.compile(r"…\s*[\divxl]*$")
 _HYPHEN_END = re.compile(r"([^\W\d_]+)[-\u00ad\u2010]$")
 _FIRST_WORD = re.compile(r"[^\W\d_]+")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -102,7 +103,8 @@ def paragraphs(pages: Sequence[Page]) -> tuple[str, list[tuple[int, int]], bool]
         pitch = _pitch(page.lines)
         for nth, line in enumerate(page.lines):
             text = _indent(line, edge) + line.text
-            new = levels.get(round(line.size), 0) if len(text) < 200 else 0
+            is_text = len(text) > 200 or _ENTRY.search(text)
+            new = 0 if is_text else levels.get(round(line.size), 0)
             glue = _glue(last, line, nth > 0, widest, pitch) if last else ""
             if new != level and last:
                 glue = "\n\n"
@@ -237,8 +239,8 @@ def _glue(last: Line, line: Line, same_page: bool, widest: float, pitch: float) 
         return " " if not ended and (lower or parted) else "\n\n"
     if step > 1.25 * pitch + 0.05 or abs(last.size - line.size) > 0.15 * line.size:
         return "\n\n"
-    if last.fixed and line.fixed:
-        return "\n"  # lines of a program
+    if (last.fixed and line.fixed) or _ENTRY.search(last.text):
+        return "\n"  # lines of a program, or of a table of contents
     if last.parts > 1 or line.parts > 1 or _BULLET.match(line.text):
         return "\n"
     if parted:

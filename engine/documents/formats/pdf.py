@@ -24,6 +24,7 @@ _HYPHEN = "\x02"  # PDFium's, where a word is parted at a line's end
 _BREAK = re.compile("[\r\n\x02]+")
 _UNKNOWN = re.compile("[\0\ufffd\ue000-\uf8ff]")
 _FIXED = re.compile(rb"courier|mono|consol|typewriter|cmtt", re.I)
+_LEADER = re.compile(r"\s*(?:\.\s*){5,}")  # dots from an entry to its page
 _WIDE_GAP = 1.3  # times the font's height
 
 
@@ -160,7 +161,7 @@ def _line_runs(text: str, start: int, end: int, hyphen: str, box: _Boxes) -> Ite
 
 
 def _run(text: str, first: int, last: int, size: float, box: _Boxes) -> Run:
-    clean = " ".join(text.replace("\0", "\ufffd").split())
+    clean = _LEADER.sub(" … ", " ".join(text.replace("\0", "\ufffd").split()))
     places = (box.left(first), box.right(last), box.baseline(first))
     return Run(clean, *places, size, box.is_fixed(first) and box.is_fixed(last))
 

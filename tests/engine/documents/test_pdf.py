@@ -95,6 +95,14 @@ def test_a_page_whose_text_is_turned(tmp_path: Path, turn: int) -> None:
     assert text == f"{LONG} writes on.\n\nA new one.\n"
 
 
+def test_a_table_of_contents_is_no_row_of_dots(tmp_path: Path) -> None:
+    page = f"Tides . . . . . . . . . . . . 7\n# Height . . . . . . . 12\nDepth ........ 30\n{LONG}"
+    text = document(tmp_path, "a.pdf", pdf(f"{page}\n{LONG}\n{LONG}")).text
+    assert text.startswith("Tides … 7\n")
+    assert "\nHeight … 12\n" in text
+    assert "\nDepth … 30\n" in text
+
+
 def test_lines_of_a_program_stay_lines(tmp_path: Path) -> None:
     lines = ["def tide(day):", "    if day:", "        return 4.5", "    return None"]
     text = document(tmp_path, "a.pdf", turned(0, lines, font="Courier")).text
