@@ -199,7 +199,7 @@ class Conversation:
         new = [c for c in dict.fromkeys(chunks) if c.token_ids and c.token_ids not in held]
         numbers = dict(self._numbers)
         for chunk in new:
-            numbers.setdefault(chunk.token_ids, len(numbers) + 1)
+            numbers.setdefault(chunk.token_ids, max(numbers.values(), default=0) + 1)
         once = {chunk.token_ids: chunk for chunk in reversed(new)}
         return tuple(NumberedChunk(numbers[ids], once[ids]) for ids in reversed(once))
 

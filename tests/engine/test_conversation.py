@@ -357,4 +357,9 @@ def test_going_on_from_turns_of_before(engine: Engine) -> None:
     assert two.prompt.kept == 0
     done = new.answer(two, blend=options(ratio=0), sampling=SHORT)
     assert done.turn == 4
+    assert [c.number for c in done.chunks] == [1, 2, 3, 4]
+    left = Conversation(engine)  # with the turns of before that were left
+    left.resume(old.turns[2:])
+    later = left.plan("And then?", chunks_of(engine, 3), SHORT)
+    assert [c.number for c in later.chunks] == [3, 4]
     assert {s.status for s in done.result.prompt.segments if s.kind == "chunk"} == {"exact", "hit"}
