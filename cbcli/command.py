@@ -109,7 +109,7 @@ class Group(TyperGroup):
             result = super().main(given, *rest, **named)
             with to_stdout():
                 sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, errors.PipeClosed):
             _stop_writing()
             sys.exit(ExitCode.PIPE_CLOSED)
         except (Exception, KeyboardInterrupt) as error:  # the one place where all of them end
@@ -122,7 +122,8 @@ class Group(TyperGroup):
             sys.exit(failure.code)
         sys.exit(result if isinstance(result, int) else 0)
 
-    # Typer would turn an interrupt into a silent exit, in these two and nowhere else.
+    # Typer would turn an interrupt, or a reader that went away, into an exit of its own, in these
+    # two and nowhere else.
 
     def make_context(self, *args: Any, **named: Any) -> Any:
         try:
@@ -135,6 +136,8 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise errors.Interrupted("interrupted") from error
+        except BrokenPipeError as error:
+            raise errors.PipeClosed from error
 
 
 def _stop_writing() -> None:

@@ -52,6 +52,10 @@ class Interrupted(CacheblendError):
     kind = "interrupted"
 
 
+class PipeClosed(Exception):
+    """Whoever read standard output has stopped: nothing is left to do, and nothing to say."""
+
+
 EXIT_CODES: tuple[tuple[type[CacheblendError], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
     (NotFoundError, ExitCode.NOT_FOUND),

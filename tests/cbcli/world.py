@@ -37,8 +37,9 @@ class World:
     def docs(self) -> Path:
         return self.root / "docs"
 
-    def __call__(self, *args: str, input: str | None = None, model: str = "tiny") -> Result:
-        env = {
+    def env(self, model: str = "tiny") -> dict[str, str]:
+        """What the commands are run with."""
+        return {
             "CACHEBLEND_HOME": str(self.root / "home"),
             "CACHEBLEND_MODEL": model,
             "CACHEBLEND_DTYPE": "fp32",
@@ -46,7 +47,9 @@ class World:
             "CACHEBLEND_LIMIT": "500MB",
             "CACHEBLEND_MAX_TOKENS": "5",
         }
-        return run(*args, input=input, env=env)
+
+    def __call__(self, *args: str, input: str | None = None, model: str = "tiny") -> Result:
+        return run(*args, input=input, env=self.env(model))
 
     def json(self, *args: str, code: int = 0, **options: Any) -> Any:
         """The JSON document a command prints, as its schema has it."""
