@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from cbcli.command import Group
 from cbcli.errors import EXIT_CODES, EXIT_MEANINGS, ExitCode
@@ -31,8 +32,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         made = make_world(tmp_path_factory.mktemp("world"), patch)
         made.json("ingest", "docs", "--collection", "sea")
-        for name, value in made.env("tiny").items():
-            patch.setenv(name, value)
         yield made
 
 
@@ -48,18 +47,15 @@ def ended(args: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[object, str
     reading, writing = os.pipe()
     os.close(reading)
     stderr = io.StringIO()
-    with monkeypatch.context() as patch, open(writing, "w", encoding="utf-8") as stdout:
+    with monkeypatch.context() as patch, os.fdopen(writing, "w", encoding="utf-8") as stdout:
         patch.setattr(sys, "stdout", stdout)
         patch.setattr(sys, "stderr", stderr)
         with pytest.raises(SystemExit) as raised:
             main(args)
-        patch.setattr(sys, "stdout", stdout)
     return raised.value.code, stderr.getvalue()
 
 
 def main(args: list[str]) -> None:
-    import typer
-
     command = typer.main.get_command(root)
     assert isinstance(command, Group)
     command.main(args)
