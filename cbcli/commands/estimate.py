@@ -17,6 +17,7 @@ from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.estimate_report import Figures, Material, Subject, show
 from cbcli.file_choice import FilesFrom, Null, chosen_files, read_all
+from cbcli.ingest_report import skipped_line
 from cbcli.output import Output
 from cbcli.session import model_folder, open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
@@ -150,7 +151,7 @@ def _material(
 def _cut(out: Output, settings: Settings, subject: Subject, found: Iterator[Found]) -> Material:
     """What `ingest` would cut these files into; equal chunks count once."""
     from engine.chunking import Cutting
-    from engine.documents import Document, Unreadable
+    from engine.documents import Skipped, Unreadable
 
     if subject.blueprint is None:
         raise UsageError(
@@ -160,14 +161,19 @@ def _cut(out: Output, settings: Settings, subject: Subject, found: Iterator[Foun
     tokenizer = subject.blueprint.tokenizer
     cutting = Cutting(settings.chunk_tokens, settings.overlap, settings.headings)
     documents = 0
+    skipped: list[Skipped] = []
     sizes: dict[str, int] = {}
     for item in read_all(out, settings, found):
         if isinstance(item, Unreadable):
             out.warn(f"{shown_source(item.source)}: {item.reason}", "left out")
-        if isinstance(item, Document):
+        elif isinstance(item, Skipped):
+            skipped.append(item)
+        else:
             documents += 1
             cut = cutting.cut(item, tokenizer)
             sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
+    if skipped:
+        out.note(skipped_line(skipped))
     if not sizes:
         out.warn("no text was found in what was named", "give documents, or --tokens")
     return Material("paths", documents, tuple(sizes.values()))

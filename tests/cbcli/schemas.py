@@ -22,6 +22,7 @@ SETTINGS = "config"  # of settings files; see test_settings_schema.py
 # Commands whose document is another one with a flag: (command, flag) to the schema's name.
 VARIANTS = {
     ("ingest", "--dry-run"): "ingest-dry-run",
+    ("ingest", "--type-list"): "ingest-type-list",
     ("store-ls", "--documents"): "store-ls-documents",
     ("calibrate", "--device-table"): "calibrate-device-table",
     ("run", "--output"): "run-report",

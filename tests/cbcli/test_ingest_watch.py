@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cbcli import schemas
 from tests.cbcli.world import World, make_world
 
 
@@ -36,7 +37,10 @@ def watched(
     monkeypatch.setattr(Watch, "_listen", lambda self: None)
     result = world("ingest", "--watch", "docs", "--json", *args)
     assert result.exit_code == 130, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
+    rounds = [json.loads(line) for line in result.stdout.splitlines()]
+    for told in rounds:
+        schemas.check("ingest", told)
+    return rounds, result.stderr
 
 
 def sources(world: World) -> list[str]:

@@ -31,6 +31,7 @@ TALK = f"{QUESTION}\n/chunks\n/help\n"  # what chat reads
 STEPS: Sequence[tuple[str, ...]] = (
     ("ingest", "docs", "--chunk-tokens", "24", "--collection", "sea", "--collection", "bay"),
     ("ingest", "docs", "--dry-run"),
+    ("ingest", "--type-list"),
     ("ask", QUESTION, "--compare", "--audit", "1", "--ratio", "0.3", "--trace-level", "full"),
     ("ask", QUESTION, "--cite"),
     ("chat",),
