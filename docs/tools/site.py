@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds: pages that `nav` doesn't name, and the list of schemas."""
+"""What MkDocs asks while it builds: pages that nothing names, and the list of schemas."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **named: Any) -> str:
-    """Puts the list of JSON Schema files where a page asks for it."""
+def on_page_markdown(markdown: str, page: Any, **named: Any) -> str:
+    """Puts the list of JSON Schema files where a page asks for it, and lets a folder's index
+    link to all pages of it."""
+    path = DOCS / page.file.src_uri
+    if path.name == "index.md" and path.parent != DOCS:
+        markdown += _others(path.parent, markdown)
     return markdown.replace(SCHEMAS, schema_list()) if SCHEMAS in markdown else markdown
 
 
@@ -37,6 +41,20 @@ def schema_list() -> str:
         says = schema.get("description") or schema.get("title") or ""
         lines.append(f"- [`{path.name}`](schemas/{path.name}){': ' if says else ''}{says}")
     return "\n".join(lines)
+
+
+def _others(folder: Path, markdown: str) -> str:
+    left = [
+        f"[{_title(path)}]({path.name})"
+        for path in sorted(folder.glob("*.md"))
+        if path.name != "index.md" and f"({path.name}" not in markdown
+    ]
+    return f"\n\nAlso here: {', '.join(left)}.\n" if left else ""
+
+
+def _title(path: Path) -> str:
+    lines = path.read_text("utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ")), path.stem)
 
 
 def _pages(nav: Any) -> list[str]:
