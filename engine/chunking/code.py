@@ -16,7 +16,7 @@ _TAB = 4
 _DEEPEST = 100
 _GOES_ON = re.compile(
     r"[})\]{>]|(?:else|elif|elsif|except|finally|catch|rescue|ensure|then|do|begin|end|fi|done|esac"
-    r"|when|in|and|or|#\s*(?:else|elif|endif))\b",
+    r"|when|in|and|or|#\s*(?:else|elif|endif|pragma))\b",
     re.IGNORECASE,
 )
 _LEADS = re.compile(r"@|#|//|/\*|\*|--|;|%|<!--|template\b|\[<?\w")

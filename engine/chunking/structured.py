@@ -26,11 +26,15 @@ _TITLES_KEPT = 1000
 _CLOSING = 300  # characters at a block's end
 
 
+def _no_title(text: str, start: int, end: int) -> str:
+    return ""
+
+
 class Structured(Layout):
     """Text with its blocks. title: what the heading that is the block `[start, end)` says."""
 
     def __init__(
-        self, text: str, outline: Outline, title: Callable[[str, int, int], str] | None = None
+        self, text: str, outline: Outline, title: Callable[[str, int, int], str] = _no_title
     ) -> None:
         self._text = text
         self._outline = outline
@@ -75,7 +79,7 @@ class Structured(Layout):
         return found
 
     def headings(self, start: int) -> tuple[tuple[str, ...], int]:
-        if not self._title or not len(self._outline.headings):
+        if not len(self._outline.headings):
             return (), 0
         found = _NOT_SPACE.search(self._text, start)
         path = self._outline.path(found.start() if found else start)
@@ -94,7 +98,6 @@ class Structured(Layout):
             if len(self._titles) > _TITLES_KEPT:
                 self._titles.clear()
             place = self._outline.start[number], self._outline.end[number]
-            assert self._title
             self._titles[number] = self._title(self._text, *place)
         return self._titles[number]
 
