@@ -89,13 +89,13 @@ def check_torch() -> Iterator[Check]:
 
 
 def check_pieces() -> Iterator[Check]:
-    found = {name: _version(name) for name in OPTIONAL}
+    found = {name: installed_version(name) for name in OPTIONAL}
     here = [f"{name} {version}" for name, version in found.items() if version]
     missing = [name for name, version in found.items() if not version]
     said = [", ".join(here)] if here else []
     said += [f"not here: {', '.join(missing)}"] if missing else []
     yield Check("optional", "ok", "; ".join(said), facts=found)
-    beside = {name: version for name in BESIDE_TORCH if (version := _version(name))}
+    beside = {name: version for name in BESIDE_TORCH if (version := installed_version(name))}
     if beside:
         names = ", ".join(f"{name} {version}" for name, version in beside.items())
         yield Check(
@@ -107,7 +107,7 @@ def check_pieces() -> Iterator[Check]:
         )
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The version of an installed package, without importing it. vLLM's distribution has other
     names where it is built for a CPU alone."""
     if importlib.util.find_spec(name) is None:

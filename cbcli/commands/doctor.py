@@ -19,6 +19,8 @@ from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.remote_check import check_remote
 from cbcli.settings import DECLARED, Origin, Settings, default_of, load_settings, read_value
+from cbcli.usage_checks import check_documents, check_retriever, check_terminal
+from cbcli.vllm_check import check_vllm
 
 if TYPE_CHECKING:
     from engine.probe import Probe
@@ -85,6 +87,8 @@ def _examined(
     torch = list(examine("torch", checks.check_torch))
     yield from torch
     yield from examine("optional", checks.check_pieces)
+    yield from examine("vllm", partial(check_vllm, settings, thorough=measured))
+    yield from examine("documents", check_documents)
     yield from examine("cpu", checks.check_cpu)
     yield from examine("memory", checks.check_memory)
     computes = all(check.state != "fail" for check in torch)
@@ -94,10 +98,12 @@ def _examined(
     yield from examine("store", partial(checks.check_store, settings))
     yield from examine("remote", partial(check_remote, settings))
     yield from examine("disk", partial(checks.check_disk, settings))
+    yield from examine("retriever", partial(check_retriever, settings))
     yield from examine("models", partial(checks.check_models, settings))
     yield from examine("model", partial(checks.check_model, settings))
     if computes:
         yield from examine("calibration", partial(check_calibration, settings))
+    yield from examine("terminal", check_terminal)
     config = checks.model_config(settings) if measured and computes else None
     if config is not None:
         yield from examine("speed", partial(checks.check_speed, settings, config, keep))

@@ -1,5 +1,6 @@
 """`cacheblend doctor` says what is wrong, whatever it is, and changes nothing."""
 
+import io
 import json
 import os
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from cache_store.store import ChunkStore
-from cbcli import checks
+from cbcli import checks, vllm_check
+from cbcli.settings import load_settings
+from cbcli.usage_checks import check_terminal
 from engine import diskprobe
 from engine import probe as probing
 from engine.kernels.plain import PlainKernels
@@ -54,9 +57,11 @@ def files(root: Path) -> list[str]:
 def test_on_a_sound_machine_nothing_fails_and_nothing_is_made(world: World) -> None:
     before = files(world.root)
     found = ask(world)
+    found.pop("vllm", None)  # an extra
     assert list(found) == [
-        *("settings", "python", "torch", "optional", "cpu", "memory", "threads", "device"),
-        *("store", "disk", "models", "model", "calibration", "speed", "speed of KV"),
+        *("settings", "python", "torch", "optional", "documents", "cpu", "memory", "threads"),
+        *("device", "store", "disk", "retriever", "models", "model", "calibration", "terminal"),
+        *("speed", "speed of KV"),
     ]
     assert files(world.root) == before
     assert "none yet" in found["store"]["found"]
@@ -303,3 +308,73 @@ def test_a_working_folder_that_is_gone(world: World, tmp_path: Path) -> None:
     assert result.exit_code in (0, 1)
     told = json.loads((result.stdout or result.stderr).splitlines()[0])
     assert "checks" in told or told["error"]["kind"] != "internal"
+
+
+def test_a_reader_that_cannot_be_imported_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quick(world)["documents"]["facts"]["pdf"] is True
+    monkeypatch.setitem(sys.modules, "mammoth", None)
+    found = quick(world, code=1)["documents"]
+    assert found["state"] == "fail"
+    assert found["found"].startswith("docx: mammoth: ")
+    assert found["hint"].endswith("pip install --force-reinstall mammoth")
+    assert (found["facts"]["docx"], found["facts"]["pdf"]) == (False, True)
+
+
+def test_the_retriever_and_its_model_are_looked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quick(world)["retriever"]["found"] == "bm25"
+    monkeypatch.setenv("CACHEBLEND_RETRIEVER", "hybrid")
+    monkeypatch.setenv("CACHEBLEND_EMBED_MODEL", str(world.root / "nowhere"))
+    monkeypatch.setattr("engine.retrieval.embed.require_model2vec", lambda: None)
+    found = quick(world, code=1)["retriever"]
+    assert (found["state"], "nowhere" in found["found"]) == ("fail", True)
+    monkeypatch.setenv("CACHEBLEND_EMBED_MODEL", str(world.root))
+    assert quick(world)["retriever"]["facts"]["path"] == str(world.root)
+
+
+@pytest.mark.parametrize(
+    ("version", "engine", "state"),
+    [
+        (None, "torch", None),
+        (None, "vllm", "fail"),
+        ("0.32.1", "torch", "ok"),
+        ("0.32.0", "vllm", "ok"),
+        ("0.33.0", "torch", "warn"),
+        ("0.31.4", "vllm", "fail"),
+    ],
+)
+def test_vllm_has_to_be_of_a_version_that_fits(
+    version: str | None, engine: str, state: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_check, "installed_version", lambda name: version)
+    settings = load_settings({"engine": engine}, env={})
+    found = [check.state for check in vllm_check.check_vllm(settings, thorough=False)]
+    assert found == ([] if state is None else [state])
+
+
+def test_versions_of_vllm_are_those_of_the_extra() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    low, high = (".".join(map(str, v)) for v in (vllm_check.FROM, vllm_check.BELOW))
+    assert f'"vllm>={low},<{high}"' in project
+
+
+def test_a_connector_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_check, "installed_version", lambda name: "0.32.0")
+    settings = load_settings({"engine": "vllm"}, env={})
+    for code, state in (("import no_such_module", "fail"), ("pass", "ok")):
+        monkeypatch.setattr(vllm_check, "_CONNECTOR", code)
+        (found,) = vllm_check.check_vllm(settings, thorough=True)
+        assert (found.state, found.facts["connector"]) == (state, state == "ok")
+        assert ("no_such_module" in found.found) is (state == "fail")
+
+
+def test_a_terminal_that_is_not_utf8_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, state in (("utf-8", "ok"), ("ascii", "warn")):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        (found,) = check_terminal()
+        assert (found.state, found.facts["terminal"]) == (state, False)
+        monkeypatch.undo()
