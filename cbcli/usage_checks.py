@@ -21,6 +21,9 @@ READERS = {
     "encodings": "charset_normalizer",
 }
 
+# Kinds that are read without, and how.
+WITHOUT = {"html": "pages are read whole, with their menus"}
+
 
 def check_documents() -> Iterator[Check]:
     """Whether the libraries that read documents can be imported; some are half in C."""
@@ -29,9 +32,14 @@ def check_documents() -> Iterator[Check]:
         try:
             import_module(module)
         except Exception as error:  # whatever an installation that doesn't fit raises
-            broken[kind] = f"{module}: {type(error).__name__}: {error}"
+            why = str(error).partition("\n")[0]
+            broken[kind] = f"{module}: {type(error).__name__}: {why}"
     facts = {kind: kind not in broken for kind in READERS}
     for kind, why in broken.items():
+        if kind in WITHOUT:
+            hint = f"{WITHOUT[kind]}: pip install 'lxml[html-clean]'"
+            yield Check("documents", "warn", f"{kind}: {why}", hint, facts)
+            continue
         package = READERS[kind].partition(".")[0].replace("_", "-")
         hint = f"such documents are not read: pip install --force-reinstall {package}"
         yield Check("documents", "fail", f"{kind}: {why}", hint, facts)

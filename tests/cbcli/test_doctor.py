@@ -14,7 +14,7 @@ import pytest
 from cache_store.store import ChunkStore
 from cbcli import checks, vllm_check
 from cbcli.settings import load_settings
-from cbcli.usage_checks import check_terminal
+from cbcli.usage_checks import check_documents, check_terminal
 from engine import diskprobe
 from engine import probe as probing
 from engine.kernels.plain import PlainKernels
@@ -320,6 +320,11 @@ def test_a_reader_that_cannot_be_imported_is_named(
     assert found["found"].startswith("docx: mammoth: ")
     assert found["hint"].endswith("pip install --force-reinstall mammoth")
     assert (found["facts"]["docx"], found["facts"]["pdf"]) == (False, True)
+    monkeypatch.undo()
+    monkeypatch.chdir(world.root)
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    (whole,) = [c for c in check_documents() if c.found.startswith("html: ")]
+    assert (whole.state, whole.facts["html"]) == ("warn", False)
 
 
 def test_the_retriever_and_its_model_are_looked_for(
