@@ -100,7 +100,12 @@ def tell(
         out.line(f"{len(plan.empty)} empty: {shown}{more}")
     if plan.skipped:
         out.line(skipped_line(plan.skipped) + ("" if out.verbose else " (-v names them)"))
-    for one in plan.skipped:
+    name_skipped(out, plan.skipped)
+
+
+def name_skipped(out: Output, skipped: Iterable[Skipped]) -> None:
+    """Each file that was left out, with -v."""
+    for one in skipped:
         out.note(f"left out: {shown_source(one.source)} ({one.reason})", level=1)
 
 

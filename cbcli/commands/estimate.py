@@ -17,7 +17,7 @@ from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.estimate_report import Figures, Material, Subject, show
 from cbcli.file_choice import FilesFrom, Null, chosen_files, read_all
-from cbcli.ingest_report import skipped_line
+from cbcli.ingest_report import name_skipped, skipped_line
 from cbcli.output import Output
 from cbcli.session import model_folder, open_blueprint, shown_source
 from cbcli.settings import Settings, load_settings
@@ -174,6 +174,7 @@ def _cut(out: Output, settings: Settings, subject: Subject, found: Iterator[Foun
             sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
     if skipped:
         out.note(skipped_line(skipped))
+        name_skipped(out, skipped)
     if not sizes:
         out.warn("no text was found in what was named", "give documents, or --tokens")
     return Material("paths", documents, tuple(sizes.values()))

@@ -14,7 +14,14 @@ from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.errors import ExitCode
 from cbcli.fields import CUT_CHUNKS
 from cbcli.file_choice import FilesFrom, Null, chosen_files, list_types, read_all
-from cbcli.ingest_report import behind, context_record, skipped_line, skipped_record, tell
+from cbcli.ingest_report import (
+    behind,
+    context_record,
+    name_skipped,
+    skipped_line,
+    skipped_record,
+    tell,
+)
 from cbcli.ingest_run import IngestRun
 from cbcli.ingest_watch import check_watch
 from cbcli.ingest_watch import watch as keep_current
@@ -186,5 +193,6 @@ def _show_chunks(
     )
     if skipped:
         out.note(skipped_line(skipped))
+        name_skipped(out, skipped)
     if failed:
         raise typer.Exit(ExitCode.FAILED)
