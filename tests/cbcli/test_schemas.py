@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from cbcli.commands import serve
+from cbcli.output import Output
+from cbcli.settings import load_settings
 from engine import diskprobe
 from engine import probe as probing
 from engine.bench import conditions
@@ -211,3 +214,13 @@ def test_a_chunk_is_the_same_record_everywhere(printed: dict[str, list[Any]]) ->
     for name in ("ingest-dry-run lines", "search lines", "store-ls lines", "store-show"):
         for record in printed[name]:
             assert fields <= set(record), name
+
+
+def test_serve_says_where_it_answers_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    plan: Any = SimpleNamespace(connector={"store": "/store"})
+    for off in (None, "the gate failed"):
+        ready: Any = SimpleNamespace(host="::1", port=80, name="m", vllm="0.32.0", off=off)
+        serve._say_ready(Output(json=True), load_settings(env={}), plan, ready)
+        document = json.loads(capsys.readouterr().out)
+        schemas.check("serve", document)
+        assert (document["url"], document["blending"]) == ("http://[::1]:80", off is None)
