@@ -17,7 +17,7 @@ import xxhash
 
 _MAGIC = b"cbarrays1\n"
 _ALIGNED = 64  # bytes that an array begins at a multiple of
-_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int64", "float32")
+_DTYPES = ("uint8", "int32", "int64", "float32")
 _MAX_HEADER = 2**16
 _ABANDONED = 3600  # seconds after which nobody is still writing
 

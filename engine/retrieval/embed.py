@@ -15,7 +15,7 @@ from cache_store.errors import CacheblendError, NotFoundError, UsageError
 from engine.retrieval.arrays import Array
 from engine.retrieval.corpus import Corpus, corpus_of
 from engine.retrieval.hit import ChunkT, Hit, check_top_k
-from engine.retrieval.keeping import Change, Held, kept_arrays
+from engine.retrieval.keeping import Held, kept_arrays
 from engine.retrieval.ranking import hits_of
 
 _FILES = ["*.json", "*.safetensors"]
@@ -87,19 +87,9 @@ class EmbedRetriever(Generic[ChunkT]):
     def __init__(self, chunks: Sequence[ChunkT] | Corpus[ChunkT], embedder: Embedder) -> None:
         self._corpus, self._embedder = corpus_of(chunks), embedder
 
-        def merged(held: Held | None, change: Change) -> dict[str, Array]:
-            vectors = np.zeros((change.count, embedder.dimensions), np.float32)
-            if held is not None:
-                kept = change.places >= 0
-                vectors[change.places[kept]] = held["vectors"][kept]
-            for start in range(0, len(change.rows), _BATCH):
-                rows = change.rows[start : start + _BATCH]
-                vectors[rows] = _unit(embedder.encode(list(islice(change.texts, len(rows)))))
-            return {"vectors": vectors}
-
         fingerprint = embedder.fingerprint
         self._ids, held = kept_arrays(
-            self._corpus, f"vectors-{fingerprint[:16]}.vec", fingerprint, merged
+            self._corpus, f"vectors-{fingerprint[:16]}.vec", fingerprint, self._embedded
         )
         self._vectors = held["vectors"]  # float32 [chunks, dimensions], of length 1 or 0
 
@@ -111,6 +101,21 @@ class EmbedRetriever(Generic[ChunkT]):
         check_top_k(top_k)
         asked = _unit(self._embedder.encode([question]))[0]
         return hits_of(self._corpus, self._ids, self._vectors @ asked, top_k)
+
+    def _embedded(self, ids: list[str], known: list[str], held: Held) -> Held:
+        row_of = {one: row for row, one in enumerate(known)}
+        vectors = np.zeros((len(ids), self._embedder.dimensions), np.float32)
+        new = []
+        for row, one in enumerate(ids):
+            if one in row_of:
+                vectors[row] = held["vectors"][row_of[one]]
+            else:
+                new.append(row)
+        texts = iter(self._corpus.texts([ids[row] for row in new]))
+        for start in range(0, len(new), _BATCH):
+            rows = new[start : start + _BATCH]
+            vectors[rows] = _unit(self._embedder.encode(list(islice(texts, len(rows)))))
+        return {"vectors": vectors}
 
 
 def find_model(name: str, *, offline: bool) -> Path:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 from blake3 import blake3
 
 from engine.retrieval.arrays import Array, Arrays, ids_array, ids_list, read_arrays, write_arrays
@@ -25,39 +23,25 @@ STORE_NAME = "store"
 _IDS = "ids"
 
 Held = Mapping[str, Array]
-"""Arrays by name, with something in them for every chunk."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """From the chunks that arrays were made of to those that they are wanted for.
-
-    count: of those wanted. places: int64, for each chunk that there was its row among them, or -1.
-    rows: of those that are new. texts: theirs, read as they are asked for.
-    """
-
-    count: int
-    places: Array
-    rows: list[int]
-    texts: Iterator[str]
+"""Arrays by name."""
 
 
 def kept_arrays(
     corpus: Corpus[ChunkT],
     name: str,
     version: str,
-    merged: Callable[[Held | None, Change], Held],
+    made: Callable[[list[str], list[str], Held], Held],
 ) -> tuple[list[str], Held]:
-    """The ids of a corpus and arrays made of its texts, in the file `name` of its folder as far as
-    they are there.
+    """The ids of a corpus and arrays made of its texts: those in the file `name` of its folder
+    where nothing has changed since, else new ones, which are then kept there.
 
-    version: of how they are made; those of another are not used. merged: makes them, from what
-    was held and what has changed since.
+    version: of how they are made; those of another are not used. made: makes them for these ids,
+    and is given the ids and the arrays that were kept, if any.
     """
     path = None if corpus.folder is None else corpus.folder / name
     state = corpus.state
     known: list[str] = []
-    held: Held | None = None
+    held: Held = {}
     found = None if path is None else read_arrays(path)
     if found is not None and found.facts.get("version") == version and _IDS in found.arrays:
         known = ids_list(found.arrays[_IDS])
@@ -65,21 +49,14 @@ def kept_arrays(
         if found.facts.get("state") == state:
             return known, held
     ids = corpus.ids()
-    if held is None or ids != known:
-        held = merged(held, _change(corpus, known, ids))
-    if path is not None and len(ids) >= KEPT_FROM:
+    if not held or ids != known:
+        held = made(ids, known, held)
+    # Where somebody has changed the chunks meanwhile, nobody knows which of them were read.
+    if path is not None and len(ids) >= KEPT_FROM and corpus.state == state:
         facts = {"version": version, "state": state}
         with contextlib.suppress(OSError):  # where they can't be kept, they are made again
             write_arrays(path, Arrays(facts, {_IDS: ids_array(ids), **held}))
     return ids, held
-
-
-def _change(corpus: Corpus[ChunkT], known: list[str], ids: list[str]) -> Change:
-    row_of = {one: row for row, one in enumerate(ids)}
-    places = np.fromiter((row_of.get(one, -1) for one in known), np.int64, len(known))
-    there = set(known)
-    new = [one for one in ids if one not in there]
-    return Change(len(ids), places, [row_of[one] for one in new], corpus.texts(new))
 
 
 def kept_folder(root: Path, store: Path) -> Path:

@@ -17,7 +17,7 @@ from tests.cbcli.terminal import run
 PRESENT = [name for name, (module, _) in COMMANDS.items() if importlib.util.find_spec(module)]
 HEAVY = [
     *["torch", "transformers", "tokenizers", "huggingface_hub", "gguf", "safetensors", "numpy"],
-    *["jinja2", "rich", "engine.api", "engine.model", "vllm"],
+    *["bm25s", "jinja2", "rich", "engine.api", "engine.model", "vllm"],
 ]
 
 

@@ -72,5 +72,5 @@ def test_nothing_that_is_not_needed_is_imported(world: World) -> None:
 def test_a_search_needs_no_model(world: World) -> None:
     started(world, "ingest", "docs")
     facts = started(world, "search", QUESTION)
-    unwanted = ("torch", "tokenizers", "safetensors", "model2vec", "bm25s", *UNWANTED)
+    unwanted = ("torch", "tokenizers", "safetensors", "model2vec", "tqdm", *UNWANTED)
     assert [name for name in unwanted if name in facts["modules"]] == []

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,6 +225,30 @@ def test_searching_prints_and_logs_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_bm25s_is_imported_for_the_first_index_only_and_with_numpy_alone(tmp_path: Path) -> None:
+    # All stand ready to be imported and say so; bm25s would otherwise load any on sight.
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text("print('jax loaded')")
+    (tmp_path / "jax/lax.py").write_text("def top_k(*_): print('jax used')")
+    (tmp_path / "numba.py").write_text("print('numba loaded')\ndef njit(f): return f")
+    (tmp_path / "tqdm.py").write_text("print('tqdm loaded')")
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})  # before those that are installed
+from engine.retrieval import BM25Retriever
+print("bm25s" in sys.modules)
+class Chunk:
+    chunk_id, text = "a", "rope"
+print(len(BM25Retriever([Chunk()]).search("rope", 6)), "bm25s" in sys.modules)
+import jax.lax, numba, tqdm
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    loaded = ["jax loaded", "numba loaded", "tqdm loaded"]
+    assert printed.splitlines() == ["False", "1 True", *loaded]
+
+
 # The index that is kept.
 
 
@@ -273,18 +299,37 @@ def test_a_kept_index_is_read_and_not_made_again(kept: Kept) -> None:
     assert kept.texts_read() == 0
 
 
-def test_only_what_is_new_is_read(kept: Kept) -> None:
+def test_an_index_is_made_again_when_the_chunks_have_changed(kept: Kept) -> None:
     kept.texts_read()
     kept.add("three", "tar", "tar tar rope", "a rope", "?!")
-    assert kept.texts_read() == 3
+    assert kept.texts_read() == 7
+    kept.catalog.collect("sea", ["three"])  # other chunks are not there for that
+    assert kept.texts_read() == 0
     kept.add("one", "tar and rope", "no word of it")  # "a rope" is the second document's now
     kept.catalog.remove_document("three")
-    assert kept.texts_read() == 0
+    assert kept.texts_read() == 4
     kept.catalog.remove_document("one")
     kept.catalog.remove_document("two")
     assert kept.texts_read() == 0
     kept.add("two", "a rope")
     assert kept.texts_read() == 1
+
+
+def test_what_changes_while_it_is_read_is_not_kept_as_if_it_had_not(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = CatalogChunks.ids
+
+    def ids(corpus: CatalogChunks) -> list[str]:
+        found = given(corpus)
+        kept.catalog.remove_document("two")
+        return found
+
+    with monkeypatch.context() as during:
+        during.setattr(CatalogChunks, "ids", ids)
+        BM25Retriever(CatalogChunks(kept.catalog, kept.folder))
+    kept.add("two", "the tide, the tide", "a rope")
+    assert kept.texts_read() == 4
 
 
 def test_documents_in_another_order_are_noticed(kept: Kept) -> None:
@@ -293,7 +338,7 @@ def test_documents_in_another_order_are_noticed(kept: Kept) -> None:
     kept.texts_read("rope")
     kept.catalog.remove_document("one")
     kept.add("one", "an oar", "ropes")
-    assert kept.texts_read("rope") == 0
+    assert kept.texts_read("rope") == 3
 
 
 def test_another_store_at_the_same_place_is_noticed(kept: Kept) -> None:
