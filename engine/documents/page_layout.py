@@ -1,4 +1,4 @@
-"""Printed lines back to paragraphs: order of columns, headings by size, hyphens, running titles."""
+"""Printed lines back to paragraphs: order of columns, headings by size, hyphens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-_MARGIN = 0.12  # share of a page's height, at its top and at its bottom, where running titles are
 _GAP = "   "  # between what stands apart on one line, as a table's cells
-_DIGITS = re.compile(r"\d+|\b[ivxl]+\b")
 _ENDS = re.compile(r"[.!?:;。！？…][\"'”’»)\]]*$")
 _BULLET = re.compile(r"(?:[•‣▪●○◦·*–—-]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s")
 _ENTRY = re.compile(r"…\s*[\divxl]*$")
@@ -64,28 +62,6 @@ def lines_of(runs: Sequence[Run]) -> tuple[Line, ...]:
     if sum(step < 0 for step in steps) > 0.7 * len(steps):  # as in a page that is turned
         runs = _downwards(runs)
     return tuple(_joined_lines(_ordered(list(runs))))
-
-
-def without_running_titles(pages: Sequence[Page]) -> list[Page]:
-    """The pages without the lines that stand at the same place at the edge of most of them,
-    numbers aside. The first page that has one keeps it, if it is more than a number."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for page in pages:
-        counts.update({key for line in page.lines if (key := _edge_key(page, line))})
-    written = sum(bool(page.lines) for page in pages)
-    running = {key for key, count in counts.items() if count >= max(3, 0.4 * written)}
-    kept, seen = [], set()
-    for page in pages:
-        lines = []
-        for line in page.lines:
-            key = _edge_key(page, line)
-            if key not in running or key is None:
-                lines.append(line)
-            elif key not in seen and re.sub(r"[\W\d]|page|seite|of|von", "", key[0]):
-                lines.append(line)
-                seen.add(key)
-        kept.append(Page(page.number, page.top, page.bottom, tuple(lines)))
-    return kept
 
 
 def paragraphs(pages: Sequence[Page]) -> tuple[str, list[tuple[int, int]], bool]:
@@ -195,14 +171,6 @@ def _joined_lines(runs: Iterable[Run]) -> Iterator[Line]:
         line = Line(run.text, run.x0, run.x1, run.y, run.size, fixed=run.fixed)
     if line:
         yield line
-
-
-def _edge_key(page: Page, line: Line) -> tuple[str, int] | None:
-    """What a line at a page's edge is known by; None for one inside the page."""
-    height = page.top - page.bottom
-    if page.bottom + _MARGIN * height < line.y < page.top - _MARGIN * height:
-        return None
-    return _DIGITS.sub("#", line.text.lower()), round((line.y - page.bottom) / 4)
 
 
 def _heading_levels(lines: Iterable[Line]) -> dict[int, int]:

@@ -15,8 +15,8 @@ from engine.documents.page_layout import (
     Run,
     lines_of,
     paragraphs,
-    without_running_titles,
 )
+from engine.documents.running_titles import without_running_titles
 
 MAX_PAGES = 50_000
 MAX_CHARS = 256 * 2**20

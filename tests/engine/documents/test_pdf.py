@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.documents.page_layout import Page, Run, lines_of, without_running_titles
+from engine.documents.page_layout import Page, Run, lines_of
+from engine.documents.running_titles import without_running_titles
 from tests.engine.documents.awkward import columns, pdf, scan, turned
 from tests.engine.documents.reading import at_marks, document
 
@@ -82,6 +83,44 @@ def test_the_same_line_inside_pages_is_no_running_title() -> None:
     pages = [Page(n, 842, 0, lines_of(runs)) for n in range(1, 7)]
     kept = without_running_titles(pages)
     assert [len(page.lines) for page in kept] == [2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "first", "kept"),
+    [
+        (18, "Chapter {n}: The pump model P{n}", 5),  # a heading
+        (11, "Chapter {n}: The pump model P{n}", 5),
+        (18, "The pump", 5),
+        (11, "Section {n}", 5),
+        (11, "{n}.12.2024", 5),
+        (11, "{n}/3", 5),
+        (11, "The pump", 1),
+        (8, "2024", 1),
+        (8, "The pump | {n}", 1),
+        (8, "- {n} -", 0),
+        (8, "Page {n} of 5", 0),
+        (8, "{n} / 5", 0),
+    ],
+)
+def test_only_what_is_surely_no_text_is_taken_off_a_page(size: int, first: str, kept: int) -> None:
+    pages = []
+    for n in range(1, 6):
+        head = first.format(n=n)
+        runs = [Run(head, 60, 60 + 5 * len(head), 800, size)]
+        runs += [Run(f"{LONG} {n} {line}", 60, 500, 760 - 14 * line, 11) for line in range(9)]
+        pages.append(Page(n, 842, 0, lines_of(runs)))
+    left = [len(page.lines) - 9 for page in without_running_titles(pages)]
+    assert left == [int(n < kept) for n in range(5)]
+
+
+def test_a_title_behind_text_is_kept() -> None:
+    """What stands below other text at a page's top may be a heading."""
+    runs = [Run("The pump", 60, 100, 780, 11)]
+    pages = []
+    for n in range(1, 6):
+        above = [Run(f"{LONG} {n}", 60, 500, 800, 11)]
+        pages.append(Page(n, 842, 0, lines_of([*above, *runs])))
+    assert [len(page.lines) for page in without_running_titles(pages)] == [2] * 5
 
 
 def test_two_pages_have_no_running_titles(tmp_path: Path) -> None:
