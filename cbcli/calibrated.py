@@ -33,11 +33,13 @@ _Looked = tuple[str, str, Decimal]  # what was looked for in it: task, policy, s
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt's tokens: in all, of chunks, and of the prefix."""
+    """A prompt's tokens: in all, of chunks, and of the prefix; kept: those in front of them that
+    are in the KV cache already."""
 
     total: int
     cached: int
     prefix: int
+    kept: int = 0
 
 
 @dataclass
@@ -368,7 +370,7 @@ def _bandwidth(settings: Settings) -> Bandwidth:
 def _prompt(tokens: PromptTokens) -> Prompt:
     from engine.calibration.controller import Prompt
 
-    return Prompt(tokens.total, tokens.cached, tokens.cached + tokens.prefix)
+    return Prompt(tokens.total, tokens.cached, tokens.cached + tokens.prefix, tokens.kept)
 
 
 def _strength(settings: Settings, name: str, own: Collection[str]) -> int:

@@ -167,11 +167,14 @@ class BaseEngine(ABC):
 
     def _save_missing(self, prompt: Prompt, found: Sequence[Source]) -> tuple[str, ...]:
         """Stores what missed, computed alone behind the prompt's own prefix, or the shorter context
-        that this engine computes chunks behind."""
+        that this engine computes chunks behind; of a conversation, which some templates begin in
+        another way, behind the prefix of its first turn."""
         if self.store is None or self.store.read_only:
             return ()
         missing = [s.segment for s in found if s.status == "miss"]
+        talked = any(s.kind == "history" for s in prompt.segments)
         prefix, kind = prompt.prefix_ids, self.blueprint.context
+        prefix = self.template.prefix if talked else prefix
         context = prefix if kind == "prefix" else self.template.context(kind)
         try:
             self.writer(context, prefix).write_missing(missing, saved=True)

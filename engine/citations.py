@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_CODE = re.compile(r"```.*?(?:```|\Z)|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\1(?!`)", re.DOTALL)
 _BRACKETS = re.compile(r"\[\s*(\d{1,6}(?:\s*[,;]\s*\d{1,6})*)\s*\]", re.ASCII)
 
 
@@ -19,10 +20,12 @@ class Mention:
 
 
 def mentions(answer: str) -> tuple[Mention, ...]:
-    """All of an answer's, in order; one for each number of a bracket that holds several."""
+    """All of an answer's, in order; one for each number of a bracket that holds several. In code,
+    between backticks, brackets mean something else."""
+    prose = _CODE.sub(lambda code: " " * len(code[0]), answer)
     return tuple(
         Mention(int(number), found.start(), found.end())
-        for found in _BRACKETS.finditer(answer)
+        for found in _BRACKETS.finditer(prose)
         for number in re.split(r"[,;]", found[1])
     )
 

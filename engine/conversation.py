@@ -154,16 +154,17 @@ class Conversation:
         """
         prompt = planned.prompt
         sampling = wishes.get("sampling") or SamplingOptions()
-        cache = self._space(len(prompt.token_ids) + sampling.max_tokens + _STEP, prompt.kept)
         self._forget(prompt.kept)  # what is behind it is overwritten
+        cache = self._space(len(prompt.token_ids) + sampling.max_tokens + _STEP, prompt.kept)
         question = planned.turn.question
         result = self.engine.generate_in(cache, prompt, interrupted, question=question, **wishes)
-        ids = result.output_token_ids
+        ids = self._shown(result)
         self._ids = (prompt.token_ids + ids)[: cache.length]
         self._regime = self.engine.model.rope.regime(len(prompt.token_ids))
-        self.turns = (*planned.turns, replace(planned.turn, answer=result.answer, answer_ids=ids))
+        turn = replace(planned.turn, answer=result.answer, answer_ids=ids)
+        self._numbers.update({c.chunk.token_ids: c.number for c in turn.chunks})
         self._number = planned.number
-        self._numbers.update({c.chunk.token_ids: c.number for c in planned.turn.chunks})
+        self.turns = (*planned.turns, turn)
         result = replace(result, notes=(*planned.notes, *result.notes))
         always = sum(
             s.end - s.start for s in result.prompt.segments if s.status in ("computed", "miss")
@@ -264,6 +265,14 @@ class Conversation:
             "this model's chat template writes earlier turns in another way than the one to be "
             f"answered: the last {lost:,} tokens of them are computed again, each turn",
         )
+
+    def _shown(self, result: AskResult) -> tuple[int, ...]:
+        """The tokens of the answer, but those that only a stop string was in."""
+        ids, decode = result.output_token_ids, self.engine.tokenizer.decode
+        if decode(ids) != result.answer:
+            while ids and decode(ids[:-1]).startswith(result.answer):
+                ids = ids[:-1]
+        return ids
 
     # The cache
 

@@ -4,7 +4,7 @@ earlier turns said stands between them, as history."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Literal
 
 from cache_store.errors import UsageError
@@ -53,8 +53,9 @@ class Prompt:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        first = self.segments[0]
-        return first.token_ids if first.kind == "prefix" else ()
+        """Those of the segments in front that are the prefix; two where a part of it is kept."""
+        prefix = takewhile(lambda segment: segment.kind == "prefix", self.segments)
+        return tuple(chain.from_iterable(segment.token_ids for segment in prefix))
 
     def before(self, segment: Segment) -> tuple[int, ...]:
         """The segment's actual context: every token in front of it."""

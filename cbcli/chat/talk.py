@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine.blueprint import Blueprint
     from engine.conversation import Conversation, Turn, TurnResult
     from engine.observer import Observer
+    from engine.prompt import Prompt
     from engine.results import AskResult
 
 
@@ -140,10 +141,8 @@ class Talk:
         planned = self.conversation.plan(
             question, [self.engine.chunk(c.text, c.source or None) for c in found], sampling
         )
-        new = sum(len(c.chunk.token_ids) for c in planned.turn.chunks)
-        prefix = planned.prompt.kept or len(planned.prompt.prefix_ids)
-        tokens = PromptTokens(len(planned.prompt.token_ids), new, prefix)
-        blend = blend_options(self._calibrated.settle(settings, tokens))
+        self._infos |= infos  # whatever comes after the answer, its chunks are known
+        blend = blend_options(self._calibrated.settle(settings, _tokens(planned.prompt)))
         blend.check_model(self.blueprint.config.layers)
         laid_out = time.perf_counter()
         done = self.conversation.answer(
@@ -159,7 +158,6 @@ class Talk:
             observer=observer,
         )
         self._calibrated.saw(settings, done.result)
-        self._infos |= infos
         notes += [*done.result.notes, *self._changes.lines(found)]
         self.last = self._spoken(question, self._timed(done, began, chosen, laid_out), notes)
         say_notes(self.store, self.out)
@@ -212,3 +210,11 @@ class Talk:
 
     def __exit__(self, *raised: object) -> None:
         self._stack.close()
+
+
+def _tokens(prompt: Prompt) -> PromptTokens:
+    """What of it is there, is to be loaded, and is new."""
+    new = (s for s in prompt.segments if s.kind == "chunk" and s.end > prompt.kept)
+    cached = sum(s.end - s.start for s in new)
+    prefix = 0 if prompt.kept else len(prompt.prefix_ids)
+    return PromptTokens(len(prompt.token_ids), cached, prefix, prompt.kept)

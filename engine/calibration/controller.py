@@ -13,16 +13,18 @@ RAISE = Decimal("0.05")  # the least that the minimum goes up by where quality i
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's tokens: in all; cached, of chunks; loaded, cached ones and the stored prefix."""
+    """A prompt's tokens: in all; cached, of chunks; loaded, cached ones and the stored prefix;
+    kept, in the KV cache already."""
 
     tokens: int
     cached: int
     loaded: int
+    kept: int = 0
 
     @property
     def always(self) -> int:
         """Computed in any case."""
-        return self.tokens - self.loaded
+        return self.tokens - self.loaded - self.kept
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,17 @@ def test_what_a_conversation_cannot_have(world: World) -> None:
     assert world.error("chat", "--chunk", "ffffffffffff", input="", code=3)
 
 
+def test_an_interrupt_behind_an_answer_loses_no_chunk(talk: Talk, monkeypatch) -> None:
+    def interrupted(chunks: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(talk._changes, "lines", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            talk.turn(FIRST)
+    assert len(talk.turn(SECOND).chunks) == 2
+
+
 # Saving and going on
 
 

@@ -253,6 +253,14 @@ def test_the_largest_ratio_that_hides_behind_loading() -> None:
     assert SPEED.recompute_s(float(computed) + 10, 1100) > load
 
 
+def test_nothing_hides_behind_what_is_kept() -> None:
+    """Of a conversation, what is in the KV cache is neither loaded nor computed."""
+    controller = Controller(SPEED, FALLS, 0.05)
+    later = Prompt(tokens=2100, cached=100, loaded=100, kept=1950)
+    assert later.always == PROMPT.always
+    assert controller.ratio(later, 3e9) < controller.ratio(PROMPT, 3e9)
+
+
 def test_nothing_hides_where_all_is_loaded_first() -> None:
     controller = Controller(SPEED, FALLS, 0.05, loads_first=True)
     assert [controller.ratio(PROMPT, rate) for rate in (1e8, 1e11)] == [Decimal("0.10")] * 2

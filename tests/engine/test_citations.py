@@ -19,6 +19,10 @@ from engine.citations import Mention, mentions, spans
         ("[٣]", []),
         ("[[2]]", [(2, 1, 4)]),
         ("", []),
+        ("`a[1]` is 6 [2]", [(2, 12, 15)]),
+        ("``b`[1]`` and ` [1]", [(1, 16, 19)]),
+        ("as in\n```\nx = a[1]\n```\n[3]", [(3, 23, 26)]),
+        ("```\na[1]", []),
     ],
 )
 def test_mentions(answer: str, found: list[tuple[int, int, int]]) -> None:

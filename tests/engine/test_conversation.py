@@ -32,6 +32,12 @@ THINKS = QWEN3.replace(
     "{{- message.content }}",
     "{{- '<|im_start|>assistant\\n' + message.content + '<|im_end|>\\n' }}",
 )
+# With the system prompt in front of the last question.
+MOVES = MISTRAL.replace(
+    "{%- endfor %}",
+    "{%- if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{%- endif %}"
+    "{%- endfor %}",
+)
 
 
 def make_engine(
@@ -198,18 +204,29 @@ def test_a_template_that_rewrites_what_was_said(tmp_path: Path) -> None:
 
 
 def test_a_system_prompt_that_moves_with_the_last_turn(tmp_path: Path) -> None:
-    template = MISTRAL.replace(
-        "{%- endfor %}",
-        "{%- if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{%- endif %}"
-        "{%- endfor %}",
-    )
-    engine, oracle = make_engine(tmp_path, template=template)
+    engine, oracle = make_engine(tmp_path, template=MOVES)
     turns = list(talk(Conversation(engine), ratio=1))
     assert all(same_as(oracle, done) for done in turns)
     shown = engine.tokenizer.decode(turns[-1].result.prompt.token_ids)
     assert shown.count("You answer questions") == 1
     assert shown.index("And when?") < shown.index("You answer questions")
     assert turns[1].kept_tokens < 10
+
+
+def test_what_is_stored_for_a_later_turn_is_behind_the_first_ones_prefix(tmp_path: Path) -> None:
+    """Whatever that turn's prompt begins with, and where what is kept ends in its prefix."""
+    engine, _ = make_engine(tmp_path, template=MOVES)
+    conversation = Conversation(engine)
+    wishes = {"blend": options(ratio="0.2"), "sampling": SHORT}
+    for number in range(2):
+        conversation.ask("And?", chunks_of(engine, number), **wishes)
+    conversation.turns = ()
+    done = conversation.ask("Where to?", chunks_of(engine, 3), **wishes)
+    assert 0 < done.kept_tokens < len(engine.template.prefix)
+    for chunk in chunks_of(engine, 0, 1, 3):
+        found = engine.store.find(engine.spec, chunk.token_ids, engine.template.prefix)
+        assert found is not None
+        assert found.exact
 
 
 def test_a_template_without_answers_is_refused_by_name(tmp_path: Path) -> None:
@@ -296,6 +313,28 @@ def test_an_answer_that_is_ended_stays_with_what_there_is_of_it(
     assert 0 < len(done.result.output_token_ids) < 20
     assert conversation.turns[-1].answer == done.result.answer == "".join(shown)
     assert same_as(oracle, conversation.ask("Go on?", [], blend=options(ratio=1), sampling=SHORT))
+
+
+def test_a_stop_string_is_not_said(
+    shared: tuple[Engine, transformers.PreTrainedModel],
+) -> None:
+    """History has what was shown of an answer, but for a token that is only part of a stop."""
+    engine, oracle = shared
+    whole = Conversation(engine).ask("Who?", [], sampling=SamplingOptions(max_tokens=8))
+    text = whole.result.answer
+    for stop in (text[-3:], text[3:6]):
+        conversation = Conversation(engine)
+        sampling = SamplingOptions(max_tokens=8, stop=(stop,))
+        done = conversation.ask("Who?", [], sampling=sampling, save=False)
+        assert done.result.finish_reason == "stop"
+        ids = conversation.turns[0].answer_ids
+        said = engine.tokenizer.decode(ids)
+        assert said.startswith(done.result.answer)
+        assert stop not in said
+        assert not ids or not engine.tokenizer.decode(ids[:-1]).startswith(done.result.answer)
+        later = conversation.ask("And?", [], blend=options(ratio=1), sampling=SHORT)
+        assert same_as(oracle, later)
+        assert not later.result.notes
 
 
 def test_a_turn_is_recorded_and_compared(
