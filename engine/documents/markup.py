@@ -19,6 +19,7 @@ _MENU_LINKS = 5
 _MOST_STEPS = 4_000_000
 _PERMALINKS = ("", "#", "¶", "§", "🔗", "Link")
 _XML_DECLARATION = re.compile(r"\s*<\?xml[^>]{0,300}\?>")
+_DECLARATIONS = re.compile(r"\A\s*<!DOCTYPE[^<>\[]{0,300}\[.{0,20000}?\]\s*>", re.I | re.S)
 _BLANK_LINES = re.compile(r"\n(?:[ \t\xa0]*\n){2,}")
 _TRAILING = re.compile(r"[ \t\xa0]+$", re.M)
 _TITLE = re.compile(r"<title[^>]{0,200}>(.{0,1000}?)</title", re.I | re.S)
@@ -31,14 +32,21 @@ def tree_of(html: str) -> Any:
     from lxml import html as lxml_html
 
     text = _XML_DECLARATION.sub("", html, count=1).replace("\0", "\ufffd")
+    text = _DECLARATIONS.sub("<!DOCTYPE html>", text, count=1)
     if not text.strip():
         return None
-    parser = lxml_html.HTMLParser()
-    try:
-        tree = lxml_html.document_fromstring(text, parser=parser)
-    except (etree.LxmlError, ValueError):
-        return None
-    return None if any("depth" in item.message for item in parser.error_log) else tree
+    tree = None
+    for huge in (False, True):  # huge: with a script or text of more than 10 MB
+        parser = lxml_html.HTMLParser(huge_tree=huge)
+        try:
+            tree = lxml_html.document_fromstring(text, parser=parser)
+        except (etree.LxmlError, ValueError):
+            tree = None
+        if any("depth" in item.message for item in parser.error_log):
+            return None
+        if not any(item.level == etree.ErrorLevels.FATAL for item in parser.error_log):
+            break
+    return tree
 
 
 def plain_text(html: str) -> str:

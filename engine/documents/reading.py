@@ -104,9 +104,12 @@ def _read(
     text = (
         converted.text.translate(_UNFIT) if _UNFIT_TEXT.search(converted.text) else converted.text
     )
+    notes = converted.notes
+    if kind in CONVERTED_KINDS and not notes and not text.strip():
+        notes = ("no text in it",)
     return Document(
         *(file.source, text, _digest(text), *facts, converted.kind or kind),
-        *(converted.form, converted.marks, converted.notes),
+        *(converted.form, converted.marks, notes),
     )
 
 

@@ -17,14 +17,16 @@ from engine.documents.markup import markdown_of, plain_text, strip, title_of, tr
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 _RIGHTS = ("META-INF/rights.xml", "META-INF/sinf.xml")
-_MAX_PART = 64 * 2**20
+_MAX_PART = 32 * 2**20
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _ENCODING = re.compile(rb"""encoding\s*=\s*["']([\w.:-]{2,40})""")
 
 
 def read(content: Content) -> Converted:
     archive = Archive(content.raw)
-    chapters = list(_spine(archive))
+    chapters = list(dict.fromkeys(_spine(archive)))
+    if not chapters:
+        raise Unconvertible("is damaged: it does not say where its chapters are")
     _check_rights(archive, chapters)
     parts, marks, place, lost = [], [], 0, 0
     for number, name in enumerate(chapters, 1):
@@ -37,7 +39,7 @@ def read(content: Content) -> Converted:
             marks.append(Mark(place, "chapter", number))
             parts.append(f"{text}\n")
             place += len(text) + 1
-    if chapters and lost == len(chapters):
+    if lost == len(chapters):
         raise Unconvertible("is damaged: none of its chapters can be read")
     notes = (f"{lost} of {len(chapters)} chapters can't be read",) if lost else ()
     return Converted("".join(parts)[:-1], "markdown", tuple(marks), notes)
@@ -69,8 +71,8 @@ def _spine(archive: Archive) -> Iterator[str]:
     items = {item.get("id"): item for item in _named(opf, "item")}
     folder = posixpath.dirname(package)
     known = set(archive.names)
-    for reference in _named(opf, "itemref"):
-        item = items.get(reference.get("idref"))
+    order = [items.get(reference.get("idref")) for reference in _named(opf, "itemref")]
+    for item in order or items.values():
         if item is None or "nav" in (item.get("properties") or "").split():
             continue
         if (item.get("media-type") or _PAGE_TYPES[0]) not in _PAGE_TYPES:

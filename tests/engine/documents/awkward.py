@@ -229,6 +229,7 @@ UNREADABLE: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty-archive.docx": (lambda: archive({"a": "b"}), "damaged"),
     "drm.epub": (lambda: epub(extra={"META-INF/rights.xml": "<r/>"}), "DRM"),
     "lost.epub": (lambda: archive({"META-INF/container.xml": CONTAINER}), "lacks"),
+    "unordered.epub": (lambda: epub({}), "where its chapters are"),
     "broken.epub": (lambda: epub()[:900], "damaged"),
 }
 """With what is said of them, in folders too."""

@@ -66,6 +66,17 @@ def test_a_page_nested_very_deep(tmp_path: Path) -> None:
         assert document(tmp_path, "a.html", raw).text.split() == ["deep", "end"]
 
 
+def test_a_page_with_a_huge_script_is_read(tmp_path: Path) -> None:
+    raw = f"<html><script>{'x' * 10_100_000}</script><p>The tide is in.</p>"
+    assert document(tmp_path, "a.html", raw).text == "The tide is in.\n"
+
+
+def test_entities_that_a_page_declares_are_not_text(tmp_path: Path) -> None:
+    declared = '<!ENTITY a "lol"><!ENTITY b SYSTEM "file:///etc/passwd">'
+    raw = f"<!DOCTYPE html [{declared}]><html><p>Tide &b; in</p>"
+    assert document(tmp_path, "a.html", raw).text == "Tide &b; in\n"
+
+
 def test_a_page_that_programs_fill_is_told(tmp_path: Path) -> None:
     found = document(tmp_path, "a.html", "<html><body><script>run()</script></body></html>")
     assert (found.text, len(found.notes)) == ("", 1)
@@ -94,6 +105,27 @@ def test_a_book_that_lost_a_chapter(tmp_path: Path) -> None:
     found = document(tmp_path, "a.epub", awkward.archive(kept))
     assert at_marks(found) == {("chapter", 2): "# T\n\nDusk falls."}
     assert found.notes == ("1 of 2 chapters can't be read",)
+
+
+def test_a_book_without_an_order_is_in_that_of_its_list(tmp_path: Path) -> None:
+    whole = zipfile.ZipFile(io.BytesIO(awkward.epub()))
+    files = {name: whole.read(name) for name in whole.namelist()}
+    package = files["OEBPS/book.opf"].partition(b"<spine>")[0] + b"</package>"
+    found = document(tmp_path, "a.epub", awkward.archive(files | {"OEBPS/book.opf": package}))
+    assert list(at_marks(found)) == [("chapter", 1), ("chapter", 2)]
+
+
+def test_a_chapter_that_is_named_many_times_is_read_once(tmp_path: Path) -> None:
+    whole = zipfile.ZipFile(io.BytesIO(awkward.epub()))
+    files = {name: whole.read(name) for name in whole.namelist()}
+    package = files["OEBPS/book.opf"].replace(b"</spine>", b'<itemref idref="two.xhtml"/></spine>')
+    found = document(tmp_path, "a.epub", awkward.archive(files | {"OEBPS/book.opf": package}))
+    assert found.text == document(tmp_path, "a.epub", awkward.epub()).text
+
+
+def test_a_book_of_pictures_is_told(tmp_path: Path) -> None:
+    found = document(tmp_path, "a.epub", awkward.epub({"a.xhtml": "<img src='a.png'/>"}))
+    assert (found.text, found.notes) == ("", ("no text in it",))
 
 
 def test_a_book_with_encrypted_fonts_alone_is_read(tmp_path: Path) -> None:
