@@ -2,6 +2,9 @@
 
 A path is matched by itself, never through a folder above it: a walk does not enter folders that
 are left out, so what it comes upon lies in none.
+
+Not pathspec's translation (1.1): that matches through folders above, knows no `[[:digit:]]`, fails
+at `[b-a]`, and a pattern of a dozen stars keeps it busy for seconds on one name.
 """
 
 from __future__ import annotations
