@@ -71,13 +71,23 @@ class Chooser:
 
     def with_neighbours(self, settings: Settings, chunks: Sequence[ChunkInfo]) -> list[ChunkInfo]:
         """The chunks, each among those before and after it in its document, as many as the
-        settings say; no text twice."""
+        settings say; no text twice. Where that makes one piece of a document of several chunks,
+        it stands in the document's order at the place of the first of them."""
         if not settings.with_neighbours:
             return list(chunks)
-        near, found = settings.with_neighbours, dict[str, ChunkInfo]()
-        for chunk in chunks:
-            first, last = chunk.ordinal - near, chunk.ordinal + near
-            for one in self.store.catalog.chunks_between(chunk.source, first, last):
+        runs: dict[str, list[int]] = {}  # of a chunk, the piece it is in: first and last ordinal
+        source, run = "", [0, -2]
+        for chunk in sorted(chunks, key=lambda chunk: (chunk.source, chunk.ordinal)):
+            first, last = (chunk.ordinal + n * settings.with_neighbours for n in (-1, 1))
+            if chunk.source == source and first <= run[1] + 1:
+                run[1] = last
+            else:
+                source, run = chunk.source, [first, last]
+            runs[chunk.chunk_id] = run
+        found: dict[str, ChunkInfo] = {}
+        pieces = dict.fromkeys((c.source, tuple(runs[c.chunk_id])) for c in chunks)
+        for source, (first, last) in pieces:
+            for one in self.store.catalog.chunks_between(source, first, last):
                 found.setdefault(one.chunk_id, self._unaltered(one))
         return list(found.values())
 

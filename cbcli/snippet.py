@@ -19,7 +19,7 @@ def snippet(text: str, wanted: Collection[str], length: int) -> str:
     text = one_line(" ".join(text[:_SEARCHED].split()))
     if len(text) <= length:
         return text
-    found = [(at, term) for at, term in _places(text, wanted)]
+    found = _places(text, frozenset(wanted))  # a question may have very many
     best, most = 0, 0
     reach = int(length * (1 - _BEFORE))
     for number, (at, _) in enumerate(found):

@@ -79,7 +79,7 @@ def search(
     found: list[Found] = []
     for chunk in chunks:
         hit = hits.get(chunk.chunk_id)
-        found.append((hit.chunk, hit.rank, hit.score) if hit else (chunk, None, None))
+        found.append((chunk, hit.rank, hit.score) if hit else (chunk, None, None))
     if full and not (out.json or quiet or fields):
         with out.paged():
             _print_full(out, found)
@@ -131,7 +131,8 @@ def _print_full(out: Output, found: Sequence[Found]) -> None:
             out.line()
         said = f"{rank}. score {_score(score)}" if rank is not None else "beside a hit"
         under = f", under {' > '.join(chunk.headings)}" if chunk.headings else ""
-        out.line(f"{said}  {chunk.chunk_id[:SHOWN_DIGITS]}  {_where(chunk)}{under}", style="bold")
+        title = f"{said}  {chunk.chunk_id[:SHOWN_DIGITS]}  {_where(chunk)}{under}"
+        out.line(one_line(title), style="bold")
         out.line(chunk.text.strip("\n"))
 
 

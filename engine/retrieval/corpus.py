@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol
 
-import xxhash
-
 from cache_store.catalog import Catalog, ChunkInfo
 from cache_store.collecting import members
 from engine.retrieval.hit import ChunkT
@@ -18,11 +16,6 @@ _AT_ONCE = 500  # chunks read from the catalog in one query
 class Corpus(Protocol[ChunkT]):
     """Chunks by their ids. Those with the same id are the same text: the first stands for all of
     them, so that a text found in two documents doesn't fill two places of a prompt."""
-
-    @property
-    def state(self) -> str:
-        """What changes whenever the chunks or their order do."""
-        ...
 
     @property
     def folder(self) -> Path | None:
@@ -49,7 +42,6 @@ class Corpus(Protocol[ChunkT]):
 class GivenChunks(Generic[ChunkT]):
     """Chunks in memory as a corpus."""
 
-    state = ""
     folder = None
 
     def __init__(self, chunks: Sequence[ChunkT]) -> None:
@@ -89,14 +81,6 @@ class CatalogChunks:
         self._catalog, self.folder = catalog, folder
         self._collections = collections
         catalog.require_collections(collections)
-
-    @property
-    def state(self) -> str:
-        # The ids tell two catalogs apart that were at the same place, the revision their order.
-        revision = self._catalog.revision
-        rows = self._catalog.ask("SELECT chunk_id FROM chunk ORDER BY chunk_id")
-        ids = "".join(row[0] for row in rows).encode()
-        return f"{revision} {xxhash.xxh3_128_hexdigest(ids)}"
 
     def ids(self) -> list[str]:
         rows = self._catalog.ask(

@@ -39,23 +39,20 @@ def kept_arrays(
     and is given the ids and the arrays that were kept, if any.
     """
     path = None if corpus.folder is None else corpus.folder / name
-    state = corpus.state
+    ids = corpus.ids()
     known: list[str] = []
     held: Held = {}
     found = None if path is None else read_arrays(path)
     if found is not None and found.facts.get("version") == version and _IDS in found.arrays:
         known = ids_list(found.arrays[_IDS])
         held = {key: value for key, value in found.arrays.items() if key != _IDS}
-        if found.facts.get("state") == state:
-            return known, held
-    ids = corpus.ids()
-    if not held or ids != known:
-        held = made(ids, known, held)
+        if ids == known:
+            return ids, held
+    held = made(ids, known, held)
     # Where somebody has changed the chunks meanwhile, nobody knows which of them were read.
-    if path is not None and len(ids) >= KEPT_FROM and corpus.state == state:
-        facts = {"version": version, "state": state}
+    if path is not None and len(ids) >= KEPT_FROM and corpus.ids() == ids:
         with contextlib.suppress(OSError):  # where they can't be kept, they are made again
-            write_arrays(path, Arrays(facts, {_IDS: ids_array(ids), **held}))
+            write_arrays(path, Arrays({"version": version}, {_IDS: ids_array(ids), **held}))
     return ids, held
 
 
@@ -67,12 +64,11 @@ def kept_folder(root: Path, store: Path) -> Path:
     """
     name = os.fsencode(store.absolute())
     folder = root / blake3(name).hexdigest()[:24]
-    if folder.is_dir():
-        return folder
     with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / STORE_NAME).write_bytes(name)
-        _sweep(root)
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / STORE_NAME).write_bytes(name)
+            _sweep(root)
     return folder
 
 

@@ -26,7 +26,7 @@ def load_own(name: str, folders: Sequence[Path] = ()) -> Callable[..., Any]:
     isn't there, or can't be imported.
     """
     place, _, attribute = name.rpartition(":")
-    with _searching(folders):
+    with _searching(folders), contextlib.redirect_stdout(sys.stderr):
         try:
             module = _from_file(place) if place.endswith(".py") else importlib.import_module(place)
         except ModuleNotFoundError as error:
@@ -35,7 +35,7 @@ def load_own(name: str, folders: Sequence[Path] = ()) -> Callable[..., Any]:
             raise UsageError(f"retriever {name}: there is no module {place}", FORMS) from None
         except FileNotFoundError:
             raise UsageError(f"retriever {name}: there is no file {place}", FORMS) from None
-        except Exception as error:  # whatever their code does
+        except (Exception, SystemExit) as error:  # whatever their code does
             raise _failed(f"importing {place}", error, UsageError) from error
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -75,11 +75,11 @@ class OwnRetriever(Generic[ChunkT]):
                 found = list(self._made.search(question, top_k))
             else:
                 found = list(self._own(question, list(self._chunks), top_k))
-        hits: dict[str, Hit[ChunkT]] = {}
-        for rank, item in enumerate(found, start=1):
-            chunk, score = self._read(item, rank)
-            if chunk.chunk_id not in hits:
-                hits[chunk.chunk_id] = Hit(chunk, score, len(hits) + 1)
+            hits: dict[str, Hit[ChunkT]] = {}
+            for rank, item in enumerate(found, start=1):
+                chunk, score = self._read(item, rank)
+                if chunk.chunk_id not in hits:
+                    hits[chunk.chunk_id] = Hit(chunk, score, len(hits) + 1)
         return list(hits.values())[:top_k]
 
     def _read(self, item: Any, rank: int) -> tuple[ChunkT, float]:
@@ -96,7 +96,7 @@ class OwnRetriever(Generic[ChunkT]):
             )
         try:
             number = float(score)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             raise CacheblendError(
@@ -112,7 +112,7 @@ class OwnRetriever(Generic[ChunkT]):
                 yield
         except CacheblendError:
             raise
-        except Exception as error:  # whatever their code does
+        except (Exception, SystemExit) as error:  # whatever their code does
             raise _failed(f"retriever {self._name}", error, CacheblendError) from error
 
 
@@ -127,8 +127,7 @@ def _from_file(place: str) -> ModuleType:
         raise FileNotFoundError(place)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with contextlib.redirect_stdout(sys.stderr):
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -145,7 +144,7 @@ def _searching(folders: Sequence[Path]) -> Iterator[None]:
                 sys.path.remove(folder)
 
 
-def _failed(what: str, error: Exception, kind: type[CacheblendError]) -> CacheblendError:
+def _failed(what: str, error: BaseException, kind: type[CacheblendError]) -> CacheblendError:
     said = " ".join(str(error).split())[:300]
     return kind(
         f"{what} failed: {type(error).__name__}{f': {said}' if said else ''}", "-vv shows where"

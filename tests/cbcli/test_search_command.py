@@ -62,6 +62,10 @@ class Library:
         return [hit["text"] for hit in self.hits(*args)]
 
 
+def last_line(result: Result) -> str:
+    return result.stderr.splitlines()[-1]
+
+
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.chdir(tmp_path)
@@ -113,6 +117,8 @@ def test_markup_and_control_sequences_of_a_document_are_shown_as_text(library: L
         printed = library("zeppelin", *form).stdout
         assert "\x1b" not in printed
         assert "[red]zeppelin[/red]" in printed
+    library.add("two\nlines.txt", ("a submarine",))
+    assert len(library("submarine", "--full").stdout.splitlines()) == 2
 
 
 def test_neighbours_stand_around_their_hit_once_and_have_no_score(library: Library) -> None:
@@ -126,6 +132,23 @@ def test_neighbours_stand_around_their_hit_once_and_have_no_score(library: Libra
     apart = library.hits("tide fog", "--with-neighbours", "1", "--top-k", "2")
     assert [hit["text"] for hit in apart] == [*TIDES[:2], *TIDES[3:]]
     assert {hit["rank"] for hit in apart} == {1, 2, None}
+    # The better hit comes second in the text; what is between them is there once.
+    near = library.hits("rings fog bell she harbour master", "--with-neighbours", "1", "-k", "2")
+    assert [(hit["text"], hit["rank"]) for hit in near] == [
+        *((TIDES[1], None), (TIDES[2], 2), (TIDES[3], None), (TIDES[4], 1))
+    ]
+
+
+def test_a_neighbour_that_another_document_has_too_stays_beside_its_hit(library: Library) -> None:
+    library.add("same.txt", ("A zeppelin is moored.", TIDES[1]))
+    around = library.hits("zeppelin boat", "--with-neighbours", "1")
+    assert [(h["text"], h["rank"], Path(h["source"]).name) for h in around[:2]] == [
+        ("A zeppelin is moored.", 1, "same.txt"),
+        (TIDES[1], 2, "same.txt"),
+    ]
+    texts = [hit["text"] for hit in around]
+    assert len(texts) == len(set(texts))
+    assert set(texts) == {"A zeppelin is moored.", *TIDES}
 
 
 def test_neighbours_follow_the_order_that_is_set(library: Library) -> None:
@@ -240,6 +263,9 @@ def test_an_own_retriever_from_a_project_whose_folder_is_above(
         "def find(question, chunks, top_k):\n"
         "    print('looking')\n"
         "    return [(c, len(c.text)) for c in chunks if question in c.text]\n"
+        "def leave(question, chunks, top_k):\n"
+        "    raise SystemExit(5)\n"
+        "print('imported')\n"
         "def fail(question, chunks, top_k):\n"
         "    raise OSError('no index')\n"
     )
@@ -252,10 +278,12 @@ def test_an_own_retriever_from_a_project_whose_folder_is_above(
         hits = [json.loads(line) for line in result.stdout.splitlines()]
         assert [hit["text"] for hit in hits] == [TIDES[1], TIDES[3]]
         assert hits[0]["score"] == len(TIDES[1])
-        assert "looking" in result.stderr
+        assert "imported\nlooking\n" in result.stderr
     failed = library("boat", "--retriever", "../mine.py:fail", "--json", code=1)
     assert failed.stdout == ""
-    assert "failed: OSError: no index" in json.loads(failed.stderr)["error"]["message"]
+    assert "failed: OSError: no index" in json.loads(last_line(failed))["error"]["message"]
+    left = library("boat", "--retriever", "../mine.py:leave", "--json", code=1)
+    assert "failed: SystemExit: 5" in json.loads(last_line(left))["error"]["message"]
     wrong = library("boat", "--retriever", "bm26", "--json", code=2)
     assert "module:function" in json.loads(wrong.stderr)["error"]["hint"]
 

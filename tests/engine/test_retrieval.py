@@ -1,5 +1,6 @@
 """Retrieval: what counts as a word, which chunks are found and in which order."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -376,6 +377,27 @@ def test_where_nothing_can_be_kept_everything_is_found(kept: Kept) -> None:
     kept.folder.write_text("a file")
     assert kept.texts_read() == 4
     assert kept.texts_read() == 4
+
+
+def test_a_full_disk_is_no_error_and_leaves_nothing_half(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert kept.texts_read() == 4
+    assert list(kept.folder.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_looked_into_is_no_error(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "refused", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    kept_folder(kept.folder, kept.root)
 
 
 def test_what_a_killed_process_left_is_removed(kept: Kept) -> None:

@@ -188,6 +188,7 @@ def test_no_more_than_top_k() -> None:
         ([None], "None, which is no chunk"),
         ([("a", "much")], "the score 'much'"),
         ([("a", float("nan"))], "the score nan"),
+        ([("a", 10**400)], "the score 1000"),
         (None, "failed: TypeError"),
         (lambda chunks: 1 / 0, "failed: ZeroDivisionError: division by zero"),
     ],
@@ -225,12 +226,14 @@ def test_a_class_is_made_once(tmp_path: Path) -> None:
         ("good:number", "has no function or class number"),
         ("good:fined", "has no function or class fined"),
         ("bad:find", "importing bad failed: SyntaxError"),
+        ("leaves:find", "importing leaves failed: SystemExit: 3"),
         ("needs:find", "importing needs failed: ModuleNotFoundError: No module named 'no_such'"),
     ],
 )
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "good.py").write_text("number = 3\ndef find(): ...\n")
     (tmp_path / "bad.py").write_text("def find(:\n")
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "needs.py").write_text("import no_such\n")
     with pytest.raises(UsageError) as caught:
         load_own(name, [tmp_path])
