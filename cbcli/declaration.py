@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class Origin:
     def strength(self) -> int:
         """Greater where the place is stronger; 0 for a default."""
         return 2 * (len(ORIGINS) - 1 - ORIGINS.index(self.kind)) + self.above
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file, of a value that comes from one."""
+        return Path(self.where).parent  # no profile has a slash in its name
 
     def __str__(self) -> str:
         return f"{self.kind} {self.where}".rstrip()
@@ -55,7 +61,8 @@ class Declared:
     repeat: whether the flag is given once for every item; count: whether how often it is given is
     its value. metavar: what stands for the value in
     help. group: one of those above; "" where commands name it by itself. example: shown as TOML
-    where the default is to be unset.
+    where the default is to be unset. risk: what values do that a project's file may not do by
+    itself, "runs code"; all do but those that are harmless (see `cbcli.trust`).
     """
 
     default: object
@@ -69,6 +76,8 @@ class Declared:
     metavar: str | None = None
     group: str = ""
     example: str = ""
+    risk: str = ""
+    harmless: tuple[object, ...] = ()
     name: str = ""
     type: str = ""
     """The annotation of the field: "int | None"."""

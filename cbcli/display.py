@@ -27,8 +27,4 @@ class Display:
             found = load_settings({name: options.get(name) for name in NAMES}, env=env)
         except CacheblendError:
             return cls()
-        pager = found.pager
-        # A project's file comes with the project: it may not name a command to run.
-        if found.origin("pager").kind == "project" and isinstance(pager, str):
-            pager = True
-        return cls(found.progress, pager)
+        return cls(found.progress, found.pager)

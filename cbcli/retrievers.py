@@ -80,10 +80,9 @@ def _embed(settings: Settings, corpus: CatalogChunks) -> EmbedRetriever[ChunkInf
 def _own(settings: Settings, store: ChunkStore) -> Retriever[ChunkInfo]:
     from engine.retrieval.own import OwnRetriever, load_own
 
-    folders = [Path.cwd()]
     origin = settings.origin("retriever")
-    if origin.kind in ("project", "user"):
-        folders.append(Path(origin.where).parent)
-    own = load_own(settings.retriever, folders)
+    # A module that a file names is not one of the folder that one happens to be in.
+    folder = origin.folder if origin.kind in ("project", "user") else Path.cwd()
+    own = load_own(settings.retriever, [folder])
     chunks = store.catalog.chunks(collections=settings.collections)
     return OwnRetriever(settings.retriever, own, chunks)

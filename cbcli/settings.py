@@ -30,6 +30,7 @@ from cbcli.declared import LOADERS as LOADERS
 from cbcli.declared import POLICIES as POLICIES
 from cbcli.declared import Settings as Settings
 from cbcli.settings_file import SettingsFile, check_profile
+from cbcli.trust import check_trusted
 from cbcli.units import parse_size as parse_size
 from cbcli.variables import flag_variables
 
@@ -94,6 +95,7 @@ def load_settings(
             found[name] = read_value(name, item, exact, base)
             origins[name] = exact
     settings = Settings(**cast(dict[str, Any], found), origins=origins)
+    check_trusted(settings, str(user_file(env)))
     if settings.overlap >= settings.chunk_tokens:
         raise UsageError(
             f"overlap is {settings.overlap} ({settings.origin('overlap')}), chunk_tokens "
@@ -137,6 +139,8 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
         raise UsageError(f"{place} is {shown}", f"expected {error}") from None
     if isinstance(value, Path):
         return base / value
+    if name == "trust" and isinstance(value, tuple):
+        return tuple(base / folder for folder in value)
     if name in ("model", "embed_model") and str(value).startswith("."):
         return str(base / str(value))
     if name == "retriever" and ".py:" in str(value):

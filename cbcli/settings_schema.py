@@ -41,6 +41,7 @@ _SCHEMAS: Mapping[values.Kind, Schema] = {
     values.text: _TEXT,
     values.some_text: _SOME_TEXT,
     values.folder: _SOME_TEXT,
+    values.folders: {"anyOf": [_SOME_TEXT, {"type": "array", "items": _SOME_TEXT}]},
     values.model: _SEEN,
     values.remote: _SOME_TEXT,
     values.retriever: {

@@ -59,6 +59,6 @@ def plain(name: str, value: Any) -> Any:
     if name == "ratio" and value == AUTO:
         return "auto"
     if isinstance(value, tuple):
-        items = [float(item) if isinstance(item, Decimal) else item for item in value]
+        items = [float(i) if isinstance(i, Decimal) else plain("", i) for i in value]
         return items[0] if len(items) == 1 and name != "stop" else items
     return str(value) if isinstance(value, Path) else value

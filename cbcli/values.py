@@ -55,6 +55,12 @@ def folder(value: object) -> Path:
     raise ValueError("a folder")
 
 
+def folders(value: object) -> tuple[Path, ...]:
+    """A list of folders; a bare one is one of them."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(_each(item, folder, "a list of folders") for item in items)
+
+
 def model(value: object) -> str:
     """A model's name, or its folder, known by a leading dot, tilde or slash."""
     if not isinstance(value, str) or not value.strip():

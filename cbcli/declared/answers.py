@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cbcli import values
 from cbcli.declaration import SAMPLING, setting
@@ -19,7 +20,11 @@ class AnswerSettings:
         "Progress on stderr: auto (a bar on a terminal), plain (lines, in a log too) or none",
     )
     pager: bool | str = setting(
-        True, values.pager, "Show long lists through a pager; or its command"
+        True,
+        values.pager,
+        "Show long lists through a pager; or its command",
+        risk="runs a command",
+        harmless=(True, False),
     )
     max_tokens: int = setting(
         256, values.whole(1), "Most tokens of an answer", short="-n", group=SAMPLING
@@ -58,6 +63,12 @@ class AnswerSettings:
         "Size of a store when it is made, such as 20GB; unset: a tenth of the free disk, at most "
         "20GB",
         example='"20GB"',
+    )
+    trust: tuple[Path, ...] = setting(
+        (),
+        values.folders,
+        "Folders whose cacheblend.toml may run code and name a remote store; not to be set in "
+        "cacheblend.toml itself",
     )
     profile: str | None = setting(
         None,

@@ -96,6 +96,8 @@ class DocumentSettings:
         "What finds chunks: bm25 (words), embed (meaning), hybrid (both), or your own: "
         "module:function or file.py:function",
         group=RETRIEVAL,
+        risk="runs code",
+        harmless=values.RETRIEVERS,
     )
     embed_model: str = setting(
         "minishlab/potion-retrieval-32M",

@@ -21,6 +21,8 @@ class MachineSettings:
         "Remote store, shared with other machines: redis://…, s3://…, file:///…, or none",
         group=STORE,
         example='"redis://cache.example:6379/0"',
+        risk="sends what is stored to another place",
+        harmless=(None,),
     )
     remote_timeout: float = setting(
         1,
@@ -45,6 +47,8 @@ class MachineSettings:
         repeat=True,
         metavar="KEY=VALUE",
         group=ENGINE,
+        risk="can run code",
+        harmless=((),),
     )
     device: str = setting(
         "auto", values.device, "Device: auto, cpu, cuda, cuda:N or mps", group=MODEL

@@ -271,9 +271,13 @@ def test_an_own_retriever_from_a_project_whose_folder_is_above(
     )
     below = library.root / "below"
     below.mkdir()
+    (below / "mine.py").write_text("def find(question, chunks, top_k):\n    return chunks\n")
     monkeypatch.chdir(below)
     for name in ("mine:find", "mine.py:find"):
         (library.root / "cacheblend.toml").write_text(f'retriever = "{name}"\n')
+        monkeypatch.delenv("CACHEBLEND_TRUST", raising=False)
+        assert "sets retriever, which runs code" in library("boat", code=2).stderr
+        monkeypatch.setenv("CACHEBLEND_TRUST", str(library.root))
         result = library("boat", "--jsonl")
         hits = [json.loads(line) for line in result.stdout.splitlines()]
         assert [hit["text"] for hit in hits] == [TIDES[1], TIDES[3]]

@@ -304,9 +304,9 @@ def test_the_template_is_valid_with_and_without_its_comment_signs(home: Path) ->
     ]
     path.write_text("\n".join(lines))
     assert set(tomli.loads(path.read_text())) == set(DECLARED)
-    settings = load(home)
+    settings = load(home, CACHEBLEND_TRUST=str(home))
     unset = {"threads", "system", "limit", "target_kl", "threshold", "transfer", "trace_layers"}
-    unset |= {"remote", "min_score", "max_size", "jobs"}
+    unset |= {"remote", "min_score", "max_size", "jobs", "trust"}
     assert str(settings.origin("ratio")) == f"project {path} [profile.fast]"
     unset |= {"profile", "ratio"}
     for name in DECLARED:
