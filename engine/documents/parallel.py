@@ -8,9 +8,10 @@ ever costs the file it was at.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import BinaryIO
 
@@ -26,6 +27,9 @@ LOOK_AHEAD = 1000  # files that are looked at for such that are to be converted
 # A book of a thousand pages takes a minute; what takes longer than this is stuck.
 PATIENCE = 120.0  # seconds
 PATIENCE_PER_MB = 10.0
+
+# A file of a few kilobytes can be made to unpack to all the memory there is.
+MOST_MEMORY = 4 * 2**30  # bytes a reader
 
 Read = Document | Unreadable | Skipped
 
@@ -53,7 +57,20 @@ def read_in_parallel(
 @contextmanager
 def reader(name: str) -> Iterator[_Reader]:
     """What a reader process does; see `engine.workers`."""
+    _limit_memory()
     yield _Reader()
+
+
+def _limit_memory() -> None:
+    """So that a file made to do harm costs its reader, and no other program of the machine."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = MOST_MEMORY if most == resource.RLIM_INFINITY else min(MOST_MEMORY, most)
+    with suppress(OSError, ValueError):  # what isn't limited so on some systems
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 class _Reader:

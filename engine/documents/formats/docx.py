@@ -8,7 +8,7 @@ from engine.documents.archives import Archive
 from engine.documents.content import Content, Converted, Unconvertible
 from engine.documents.markup import markdown_of, plain_text, strip, tree_of
 
-_MAX_XML = 64 * 2**20  # a document of more is held ten times over while it is read
+_MAX_XML = 32 * 2**20  # more takes minutes, and gigabytes
 
 
 def read(content: Content) -> Converted:

@@ -50,11 +50,14 @@ def _converted(pdf: Any) -> Converted:
         raise Unconvertible("is a PDF without pages")
     if count > MAX_PAGES:
         raise Unconvertible(f"has {count} pages, more than {MAX_PAGES}; split it")
+    is_form = pdf.get_formtype() != 0
+    if is_form:
+        pdf.init_forms()  # fields that have no looks yet get some
     pages: list[Page] = []
     damaged = without = unknown = chars = 0
     for number in range(1, count + 1):
         try:
-            page, has_content = _page(pdf, number)
+            page, has_content = _page(pdf, number, is_form)
         except Exception:  # pypdfium2's own kind, or what broken numbers make of it
             damaged += 1
             continue
@@ -83,11 +86,15 @@ def _note(pages: int, count: int, what: str) -> str:
     return f"{whole} {'has' if pages == 1 else 'have'} {what}"
 
 
-def _page(pdf: Any, number: int) -> tuple[Page, bool]:
+def _page(pdf: Any, number: int, is_form: bool) -> tuple[Page, bool]:
     """A page, and whether anything is drawn on it."""
     import pypdfium2.raw as pdfium
 
     page = pdf[number - 1]
+    if is_form and pdfium.FPDFPage_GetAnnotCount(page) > 0:
+        pdfium.FPDFPage_Flatten(page, pdfium.FLAT_NORMALDISPLAY)  # what was filled in becomes text
+        page.close()
+        page = pdf[number - 1]
     try:
         text_page = page.get_textpage()
         try:

@@ -72,6 +72,18 @@ def columns(left: list[str], right: list[str], heading: str = "") -> bytes:
     return out.getvalue()
 
 
+def form(label: str, value: str) -> bytes:
+    """A page with a field to fill in."""
+    from reportlab.pdfgen.canvas import Canvas
+
+    out = io.BytesIO()
+    canvas = Canvas(out, invariant=True)
+    canvas.drawString(60, 700, label)
+    canvas.acroForm.textfield(name="field", value=value, x=60, y=660, width=300)
+    canvas.save()
+    return out.getvalue()
+
+
 def scan(pages: int = 2, text_on: int = 0) -> bytes:
     """Pages with a drawing alone; `text_on`: the page that has text too."""
     from reportlab.pdfgen.canvas import Canvas

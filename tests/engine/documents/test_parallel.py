@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ import pytest
 from engine.documents import Document, FoundFile, Unreadable, find_files, parallel, read_documents
 from engine.documents.reading import read_document
 from engine.workers import WorkerPool
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +84,14 @@ def test_what_looks_binary_is_read_where_it_is_text_all_the_same() -> None:
 
     assert read(binary=False) == ["", ""]
     assert read(binary=True) == ["caf\u00e9\ufffdend", ""]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to it")
+def test_a_reader_that_wants_all_memory_gets_none() -> None:
+    code = (
+        "from engine.documents.parallel import MOST_MEMORY, reader\n"
+        "with reader('reader 1'):\n"
+        "    bytearray(MOST_MEMORY)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert b"MemoryError" in run.stderr

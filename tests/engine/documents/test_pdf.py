@@ -6,7 +6,7 @@ import pytest
 
 from engine.documents.page_layout import Page, Run, lines_of
 from engine.documents.running_titles import without_running_titles
-from tests.engine.documents.awkward import columns, pdf, scan, turned
+from tests.engine.documents.awkward import columns, form, pdf, scan, turned
 from tests.engine.documents.reading import at_marks, document
 
 LONG = "The harbour master keeps the log of every boat that passes the lighthouse, and"
@@ -132,6 +132,12 @@ def test_two_pages_have_no_running_titles(tmp_path: Path) -> None:
 def test_a_page_whose_text_is_turned(tmp_path: Path, turn: int) -> None:
     text = document(tmp_path, "a.pdf", turned(turn, [LONG, "writes on.", "", "A new one."])).text
     assert text == f"{LONG} writes on.\n\nA new one.\n"
+
+
+def test_what_is_filled_into_a_form_is_text(tmp_path: Path) -> None:
+    raw = form("Name of the boat", "Petrel of Skye")
+    text = document(tmp_path, "a.pdf", raw).text
+    assert text.split() == "Name of the boat Petrel of Skye".split()
 
 
 def test_a_table_of_contents_is_no_row_of_dots(tmp_path: Path) -> None:
