@@ -7,7 +7,14 @@ from itertools import islice
 from typing import Any
 
 from engine.documents.content import Content, Converted
-from engine.documents.formats.json_values import Pairs, parse, records
+from engine.documents.formats.json_values import (
+    OVERLONG,
+    Overlong,
+    Pairs,
+    parse,
+    records,
+    room_of,
+)
 
 _LOOKED_AT = 20
 
@@ -24,8 +31,11 @@ def read(content: Content) -> Converted:
                 broken.append(number)
                 yield number, line
 
-    found = records(values(), "line")
     notes = content.decoded.notes
+    try:
+        found = records(values(), "line", room_of(content.text))
+    except Overlong:
+        return Converted(content.text, notes=(*notes, f"{OVERLONG}: read as text"))
     if broken:
         first = f"line {broken[0]}"
         what = f"{first} is" if len(broken) == 1 else f"{len(broken)} lines, first {first}, are"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.documents.content import Content, Converted
 from engine.documents.marks import Marks
 
 _MAX_CHARS = 64 * 2**20
+_LONGER = 16  # times the file, that the lines made of it may be
+_MAX_MADE = 256 * 2**20
+OVERLONG = "names are nested too long to repeat them for each value"
+
+
+class Overlong(Exception):
+    """Raised for values that would take far more text than the file."""
 
 
 class Literal(str):
@@ -35,19 +42,30 @@ def read(content: Content) -> Converted:
         if json_lines.fits(text):
             return json_lines.read(content)
         return Converted(text, notes=(*notes, f"not valid JSON ({error}): read as text"))
-    if isinstance(value, list) and not isinstance(value, Pairs) and any(map(_is_record, value)):
-        return records(((number, item) for number, item in enumerate(value, 1)), "record", notes)
-    return Converted("\n".join(lines(value)) + "\n", notes=notes)
+    try:
+        if isinstance(value, list) and not isinstance(value, Pairs) and any(map(_is_record, value)):
+            return records(enumerate(value, 1), "record", room_of(text), notes)
+        return Converted(joined(lines(value), room_of(text)), notes=notes)
+    except Overlong:
+        return Converted(text, notes=(*notes, f"{OVERLONG}: read as text"))
 
 
-def records(values: Iterator[tuple[int, Any]], unit: str, notes: tuple[str, ...] = ()) -> Converted:
-    """Values with their numbers, each a paragraph."""
+def room_of(text: str) -> int:
+    """How long what is made of `text` may be."""
+    return min(_LONGER * len(text) + 2**16, _MAX_MADE)
+
+
+def records(
+    values: Iterable[tuple[int, Any]], unit: str, room: int, notes: tuple[str, ...] = ()
+) -> Converted:
+    """Values with their numbers, each a paragraph. Raises Overlong where they take more than
+    `room` characters."""
     parts: list[str] = []
 
     def places() -> Iterator[tuple[int, int]]:
         place = 0
         for number, value in values:
-            parts.append("\n".join(lines(value)) + "\n\n")
+            parts.append(joined(lines(value), room - place) + "\n")
             yield place, number
             place += len(parts[-1])
 
@@ -74,19 +92,32 @@ def parse(text: str) -> Any:
 
 def lines(value: Any) -> Iterator[str]:
     """`path: value` for each value that holds no others; without recursion."""
-    waiting: list[tuple[str, Any]] = [("", value)]
+    waiting: list[tuple[str, str | int, Any]] = [("", "", value)]
     while waiting:
-        path, value = waiting.pop()
+        # Put together only now: long names around many values would fill the memory.
+        before, key, value = waiting.pop()
+        path = f"{before}[{key}]" if isinstance(key, int) else f"{before}.{key}" if before else key
         if isinstance(value, Pairs) and value:
-            waiting += [(f"{path}.{key}" if path else key, item) for key, item in reversed(value)]
+            waiting += [(path, name, item) for name, item in reversed(value)]
         elif isinstance(value, list) and value and any(isinstance(x, list) for x in value):
-            waiting += [(f"{path}[{n}]", item) for n, item in reversed([*enumerate(value)])]
+            waiting += [(path, n, item) for n, item in reversed([*enumerate(value)])]
         elif isinstance(value, list) and value and not isinstance(value, Pairs):
             shown = ", ".join(scalar(item) for item in value)
             yield f"{path}: {shown}" if path else shown
         else:
             shown = scalar(value)
             yield f"{path}: {shown}" if path else shown
+
+
+def joined(values: Iterable[str], room: int) -> str:
+    """Lines, each ended. Raises Overlong where they have more than `room` characters."""
+    found: list[str] = []
+    for line in values:
+        room -= len(line) + 1
+        if room < 0:
+            raise Overlong
+        found.append(f"{line}\n")
+    return "".join(found)
 
 
 def scalar(value: Any) -> str:

@@ -84,3 +84,11 @@ def test_no_text_is_lost(value: object) -> None:
     written = "\n".join(lines(parse(json.dumps(value))))
     for text in _texts(value):
         assert text in written or json.dumps(text, ensure_ascii=False) in written
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_names_that_would_be_repeated_without_end(tmp_path: Path, name: str) -> None:
+    raw = json.dumps({"k" * 100_000: [{"a": 1}] * 100_000})
+    found = document(tmp_path, name, raw)
+    assert found.text.strip() == raw
+    assert "read as text" in found.notes[0]
