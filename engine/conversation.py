@@ -19,6 +19,7 @@ from engine.asked import AskWishes
 from engine.dialogue import Dialogue
 from engine.kv_cache import KVCache
 from engine.options import SamplingOptions
+from engine.prefill import require_room
 from engine.prompt import Prompt, PromptChunk, Segment, SegmentLine
 from engine.results import AskResult
 
@@ -137,6 +138,7 @@ class Conversation:
             # Were only as much left out as is needed, the next turn would do it all again.
             limit = min(limit, int(context * _LEFT))
             dropped += 1
+        require_room(segments[-1].end, context)  # before anything that is kept is given up
         prompt = self._kept(segments)
         notes = self._notes(prompt, dropped)
         return PlannedTurn(prompt, turns, turn, self._number + 1, notes)

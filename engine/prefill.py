@@ -89,11 +89,7 @@ class Prefiller:
         """
         options.check_model(self.model.config.layers)
         length, context = len(prompt.token_ids), self.model.config.context
-        if length >= context:
-            raise UsageError(
-                f"a prompt of {length} tokens leaves no room in the model's context of {context}",
-                "use fewer or smaller chunks (--top-k, --chunk), or a shorter question",
-            )
+        require_room(length, context)
         began = time.perf_counter()
         notes: list[str] = []
         if self.store is not None and options.mode != "full":
@@ -203,6 +199,15 @@ class Prefiller:
         if self.store is None:
             return nullcontext()
         return self.store.pinned([s.match.key for s in sources if s.match is not None])
+
+
+def require_room(length: int, context: int) -> None:
+    """Raises UsageError for a prompt of so many tokens that no answer fits behind."""
+    if length >= context:
+        raise UsageError(
+            f"a prompt of {length} tokens leaves no room in the model's context of {context}",
+            "use fewer or smaller chunks (--top-k, --chunk), or a shorter question",
+        )
 
 
 def too_few(options: BlendOptions, cached: int, kept: int = 0) -> str | None:

@@ -28,7 +28,9 @@ def status_line(spoken: Spoken) -> str:
     parts.append(f"{done.computed_tokens:,} computed in all")
     if result.compare is not None:
         c = result.compare
-        parts.append(f"full prefill {duration_text(c.ttft_s)} ({c.speedup:.1f}x)")
+        parts.append(
+            f"full prefill {duration_text(c.ttft_s)} ({c.speedup:.1f}x), mean KL {c.kl_mean:.4f}"
+        )
     if result.finish_reason == "interrupted":
         parts.append("stopped")
     return "; ".join(parts)
