@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Unpack
 
 from cache_store.errors import UsageError
@@ -161,7 +162,9 @@ class Conversation:
         question = planned.turn.question
         result = self.engine.generate_in(cache, prompt, interrupted, question=question, **wishes)
         ids = self._shown(result)
-        self._ids = (prompt.token_ids + ids)[: cache.length]
+        pairs = zip(ids, result.output_token_ids, strict=False)
+        same = tuple(said for said, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._ids = (prompt.token_ids + same)[: cache.length]
         self._regime = self.engine.model.rope.regime(len(prompt.token_ids))
         turn = replace(planned.turn, answer=result.answer, answer_ids=ids)
         self._numbers.update({c.chunk.token_ids: c.number for c in turn.chunks})
@@ -269,8 +272,10 @@ class Conversation:
         )
 
     def _shown(self, result: AskResult) -> tuple[int, ...]:
-        """The tokens of the answer, but those that only a stop string was in."""
-        ids, decode = result.output_token_ids, self.engine.tokenizer.decode
+        """The tokens of the answer, but those that only a stop string was in, and control tokens:
+        a document that lures the model into writing them would speak for others."""
+        decode, special = self.engine.tokenizer.decode, self.engine.tokenizer.special_ids
+        ids = tuple(token for token in result.output_token_ids if token not in special)
         if decode(ids) != result.answer:
             while ids and decode(ids[:-1]).startswith(result.answer):
                 ids = ids[:-1]

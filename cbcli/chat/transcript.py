@@ -57,8 +57,6 @@ def record(talk: Talk) -> dict[str, Any]:
 
 def save(talk: Talk, path: Path) -> None:
     """Writes it, in place of an earlier one. Raises UsageError for another file, OSError."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "name a file")
     if path.exists():
         _read(path)  # no file but a transcript is written over
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -132,6 +130,8 @@ def _text(value: object) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise _none(path)
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from cbcli.output import Output
 from cbcli.settings import load_settings
 from cbcli.text import visible
 from engine.tokenizer import Tokenizer
+from tests.cbcli import schemas
 from tests.cbcli.terminal import Terminal
 from tests.cbcli.world import World, make_world
 
@@ -47,7 +49,10 @@ def chat(world: World, *lines: str, args: tuple[str, ...] = (), code: int = 0) -
     """The JSON lines that a conversation of these lines prints."""
     result = world("chat", "--json", "--top-k", "1", *args, input="".join(f"{x}\n" for x in lines))
     assert result.exit_code == code, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    for document in found:
+        schemas.check("chat", document)
+    return found
 
 
 # A line a turn
@@ -230,6 +235,15 @@ def test_files_that_are_no_conversation(world: World, tmp_path: Path, change, sa
     engine = Engine.load(world.root / "home/models/tiny", device="cpu", dtype="fp32")
     with pytest.raises(UsageError, match="is no conversation"):
         load(file, engine)
+
+
+def test_a_pipe_is_no_saved_conversation_and_not_waited_for(tmp_path: Path) -> None:
+    from cbcli.chat.transcript import load
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is no conversation"):
+        load(pipe, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

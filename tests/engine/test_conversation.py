@@ -14,6 +14,7 @@ from cache_store.errors import CacheblendError, UsageError
 from cache_store.store import ChunkStore
 from engine import BlendOptions, Conversation, Engine, PromptChunk, SamplingOptions
 from engine.conversation import TurnResult
+from engine.generate import Sampler
 from engine.trace.check import check
 from tests.engine.test_template import CHATML, FORMS, GEMMA, MISTRAL, QWEN3
 from tests.engine.tiny_models import TINY, Tiny, build
@@ -180,11 +181,12 @@ ADDING["gemma"] = GEMMA.replace(
 def test_earlier_turns_are_the_beginning_of_the_later_prompt(name: str, tmp_path: Path) -> None:
     engine, _ = make_engine(tmp_path, template=ADDING[name])
     before: tuple[int, ...] = ()
-    for done in talk(Conversation(engine), ratio=0):
+    conversation = Conversation(engine)
+    for done in talk(conversation, ratio=0):
         ids = done.result.prompt.token_ids
         assert ids[: len(before)] == before
         assert not done.result.notes
-        before = ids + done.result.output_token_ids
+        before = ids + conversation.turns[-1].answer_ids
     assert done.kept_tokens
 
 
@@ -372,6 +374,27 @@ def test_nothing_said_gives_control_tokens(engine: Engine) -> None:
             done = conversation.ask(question, [engine.chunk(question)], sampling=SHORT, save=False)
         counts.append(sum(i in engine.tokenizer.special_ids for i in done.result.prompt.token_ids))
     assert counts[0] == counts[1] > 4
+
+
+def test_control_tokens_in_an_answer_are_not_said(
+    shared: tuple[Engine, transformers.PreTrainedModel], monkeypatch
+) -> None:
+    """Else a document could make the model speak for others in the next turn."""
+    engine, oracle = shared
+    (control,) = engine.tokenizer.encode_template("<|im_start|>")
+    counts = []
+    for said in (tuple(engine.tokenizer.encode("six")), (control, 70, control, 71)):
+        conversation, drawn = Conversation(engine), iter(said)
+        with monkeypatch.context() as patch:
+            patch.setattr(Sampler, "__call__", lambda self, logits, drawn=drawn: next(drawn))
+            sampling = SamplingOptions(max_tokens=len(said))
+            first = conversation.ask("Who?", [], sampling=sampling, save=False)
+        assert first.result.output_token_ids == said
+        done = conversation.ask("And?", [], blend=options(ratio=1), sampling=SHORT)
+        assert same_as(oracle, done)
+        assert not done.result.notes
+        counts.append(sum(i in engine.tokenizer.special_ids for i in done.result.prompt.token_ids))
+    assert counts[0] == counts[1]
 
 
 def test_numbers_stand_in_front_of_chunks_and_change_none(engine: Engine) -> None:
