@@ -132,7 +132,9 @@ class Conversation:
         limit, dropped = context - room, 0
         while True:
             turns = self.turns[dropped:]
-            turn = Turn(question, self._new_chunks(turns, chunks), self.cite)
+            new = self._new_chunks(turns, chunks)
+            numbered = new or any(turn.cite and turn.chunks for turn in turns)
+            turn = Turn(question, new, self.cite and bool(numbered))
             segments = self._lay_out((*turns, turn))
             if not turns or segments[-1].end <= limit:
                 break
@@ -150,12 +152,15 @@ class Conversation:
         interrupted: Callable[[], bool] = lambda: False,
         **wishes: Unpack[AskWishes],
     ) -> TurnResult:
-        """Answers a turn that was just planned. See `Engine.generate`.
+        """Answers a turn that was just planned; ValueError for one whose beginning is no longer
+        kept. See `Engine.generate`.
 
         interrupted: asked before each token whether the answer is to end; what there is of it then
         is the turn's.
         """
         prompt = planned.prompt
+        if prompt.token_ids[: prompt.kept] != self._ids[: prompt.kept]:
+            raise ValueError("the conversation has changed since this turn was planned")
         sampling = wishes.get("sampling") or SamplingOptions()
         self._forget(prompt.kept)  # what is behind it is overwritten
         cache = self._space(len(prompt.token_ids) + sampling.max_tokens + _STEP, prompt.kept)

@@ -410,6 +410,23 @@ def test_numbers_stand_in_front_of_chunks_and_change_none(engine: Engine) -> Non
     assert "such as [1]" in engine.tokenizer.decode(ids[segments[-1].start :])
 
 
+def test_numbers_are_not_asked_for_where_there_are_none(engine: Engine) -> None:
+    """Chunks of before citations were wanted have none; the first new one gets its own."""
+    conversation = Conversation(engine)
+    conversation.ask("Who?", chunks_of(engine, 2), sampling=SHORT, save=False)
+    conversation.cite = True
+    shown = []
+    for numbers in ((2,), (1, 2), (2,)):
+        planned = conversation.plan("And?", chunks_of(engine, *numbers), SHORT)
+        shown.append(engine.tokenizer.decode(planned.prompt.segments[-1].token_ids))
+        conversation.answer(planned, sampling=SHORT, save=False)
+    assert ["such as [1]" in text for text in shown] == [False, True, True]
+    assert [c.number for c in planned.numbered] == [2]
+    conversation.resume(())
+    with pytest.raises(ValueError, match="has changed"):
+        conversation.answer(planned, sampling=SHORT)
+
+
 def test_going_on_from_turns_of_before(engine: Engine) -> None:
     """Their KV is made anew, from the store where it can be; the prompt is the same."""
     old = Conversation(engine)
