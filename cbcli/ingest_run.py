@@ -70,6 +70,10 @@ class IngestRun:
         trace: TracebackType | None,
     ) -> None:
         self._closing.__exit__(kind, error, trace)
+        if error is None:
+            say_notes(
+                self.store, self._out
+            )  # what closing it has to say, such as what isn't uploaded
 
     def ingest(self, found: Iterator[Found], gone: tuple[str, ...] = ()) -> Ingested:
         """Brings files into the store, and takes the documents of those that are gone out of it.

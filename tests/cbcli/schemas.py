@@ -26,6 +26,7 @@ VARIANTS = {
     ("store-ls", "--documents"): "store-ls-documents",
     ("calibrate", "--device-table"): "calibrate-device-table",
     ("run", "--output"): "run-report",
+    ("run", "-o"): "run-report",
 }
 # What is printed on stderr, by any command.
 BESIDE = ("error", "warning", "progress")

@@ -562,4 +562,4 @@ def test_a_reader_that_leaves_ends_it_quietly(world: World) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 1
+    assert process.returncode == 141
