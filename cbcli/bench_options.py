@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import NotFoundError, UsageError
 from cbcli.output import Output
-from cbcli.units import parse_size
+from engine.kinds import parse_size
 
 if TYPE_CHECKING:
     from engine.bench.load import Bandwidth

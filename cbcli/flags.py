@@ -44,7 +44,6 @@ _NUMBERS = {"int": int, "float": float}
 
 Compare = Annotated[bool, typer.Option("--compare", help="Also run a full prefill, and compare.")]
 
-
 Collection = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,6 +53,30 @@ Collection = Annotated[
         autocompletion=completion.collections,
     ),
 ]
+
+
+def chunks_option(help: str) -> Any:
+    """The flag that names chunks one by one."""
+    return typer.Option("--chunk", "-c", help=help, autocompletion=completion.chunks)
+
+
+def chunks_argument(help: str) -> Any:
+    return typer.Argument(help=help, metavar="[ID]...", autocompletion=completion.chunks)
+
+
+def documents_option(help: str) -> Any:
+    """The flag that names documents one by one."""
+    return typer.Option(
+        "--document", help=help, metavar="SOURCE", autocompletion=completion.documents
+    )
+
+
+def documents_argument(metavar: str) -> Any:
+    return typer.Argument(
+        help="Documents, as `store ls --documents` names them.",
+        metavar=metavar,
+        autocompletion=completion.documents,
+    )
 
 
 def with_settings(

@@ -31,8 +31,8 @@ from cbcli.declared import POLICIES as POLICIES
 from cbcli.declared import Settings as Settings
 from cbcli.settings_file import SettingsFile, check_profile
 from cbcli.trust import check_trusted
-from cbcli.units import parse_size as parse_size
 from cbcli.variables import flag_variables
+from engine.kinds import unescaped
 
 PROJECT_FILE = "cacheblend.toml"
 # Variables that are not settings: where data and the user's file are, tracebacks for bugs, and
@@ -126,7 +126,7 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
     kind = setting.kind
     shells = origin.kind in ("flag", "environment")
     if shells and name in ("separator", "text_separator") and isinstance(item, str):
-        item = values.escaped_text(item)
+        item = unescaped(item)
     if item is None:
         return None
     try:

@@ -3,30 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
-
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_SIZE = re.compile(r" *([0-9]+(?:\.[0-9]+)?|\.[0-9]+) *([kmgt]i?|)(b?) *", re.IGNORECASE)
-_MOST = 10**18  # bytes: sums of some of them still fit where 64 bits are kept
-
-
-def parse_size(text: str) -> int:
-    """Bytes in `text`: "20GB" and "20G" are decimal, "500MiB" is binary, "1000" is bytes.
-
-    Raises ValueError, saying what is expected; also for more than a million terabytes.
-    """
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise ValueError("a size such as 20GB, 500MiB or a number of bytes")
-    number, unit, _ = found.groups()
-    size = Decimal(number) * (_DECIMAL | _BINARY)[unit.lower()]
-    if size > _MOST:
-        raise ValueError("a size of no more than 1000000TB")
-    if size != int(size):
-        raise ValueError("a size of whole bytes")
-    return int(size)
-
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r" *([0-9]{1,6}(?:\.[0-9]{1,6})?) *(s|m|min|h|d|w) *", re.IGNORECASE)

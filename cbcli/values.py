@@ -1,8 +1,7 @@
 """Kinds of setting: each reads a value from TOML, the environment or a flag.
 
-A kind is a function from what was given (a string, or a TOML value) to the setting's value. Where
-it can't be that, it raises ValueError with what was expected, to be put after "expected". What it
-takes from a file is said once more in `cbcli.settings_schema`.
+What a kind is, and the simplest ones, are in `engine.kinds`. What one takes from a file is said
+once more in `cbcli.settings_schema`.
 """
 
 from __future__ import annotations
@@ -10,36 +9,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from datetime import date
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
 from cache_store.collection_name import NAME_RULE, is_collection_name
 from cache_store.tiers.addresses import EXPECTED, read_address
-from cbcli.units import parse_size
+from engine.kinds import Kind as Kind
+from engine.kinds import choice as choice
+from engine.kinds import day as day
+from engine.kinds import finite, parse_size, unescaped
+from engine.kinds import flag as flag
+from engine.kinds import text as text
 
 T = TypeVar("T")
-Kind = Callable[[object], object]
 
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:[0-9]{1,3}|mps")
 _LAYER_0 = (
     "layers from 1 on: layer 0's keys and values depend on the token alone, so that their "
     "deviation there is only rounding noise"
 )
-
-
-def text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("text")
-    return value
-
-
-def escaped_text(value: object) -> str:
-    r"""Text in which a shell's `\n`, `\t` and `\\` mean what they mean in TOML."""
-    return re.sub(
-        r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t", "\\": "\\"}[found[1]], text(value)
-    )
 
 
 def some_text(value: object) -> str:
@@ -66,16 +55,6 @@ def model(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a model's name or folder")
     return str(_expanded(Path(value))) if value.startswith("~") else value
-
-
-def flag(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):
-        return True
-    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false")
 
 
 def pager(value: object) -> bool | str:
@@ -127,18 +106,6 @@ class number:
         if not self.low <= exact <= self.high or (self.above and exact == self.low):
             raise ValueError(expected)
         return float(exact)
-
-
-class choice:
-    """One of some names."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def __call__(self, value: object) -> str:
-        if not isinstance(value, str) or value not in self.names:
-            raise ValueError(f"one of {', '.join(self.names)}")
-        return value
 
 
 def device(value: object) -> str:
@@ -199,16 +166,6 @@ def retriever(value: object) -> str:
     if isinstance(value, str) and (value in RETRIEVERS or _OWN.fullmatch(value)):
         return value
     raise ValueError(f"{', '.join(RETRIEVERS)}, module:function or file.py:function")
-
-
-def day(value: object) -> str:
-    """A day as YYYY-MM-DD; TOML's own dates are taken too."""
-    if isinstance(value, date):
-        return value.strftime("%Y-%m-%d")
-    try:
-        return date.fromisoformat(text(value)).isoformat()
-    except ValueError:
-        raise ValueError("a day as YYYY-MM-DD") from None
 
 
 AUTO: tuple[Decimal, ...] = ()
@@ -302,7 +259,7 @@ def names(value: object) -> tuple[str, ...]:
 def texts(value: object) -> tuple[str, ...]:
     """A list of texts; a bare string is one of them."""
     if isinstance(value, str):
-        return (escaped_text(value),) if value else ()
+        return (unescaped(value),) if value else ()
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
         raise ValueError("a list of texts")
     return tuple(value)
@@ -328,14 +285,8 @@ def _each(value: object, kind: Callable[[object], T], expected: str) -> T:
 
 
 def _decimal(value: object, expected: str) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise ValueError(expected)
-    try:
-        # A float is read as it is written: 0.1 means a tenth.
-        exact = Decimal(str(value).strip())
-    except InvalidOperation:
-        raise ValueError(expected) from None
-    if not exact.is_finite():
+    exact = finite(value)
+    if exact is None:
         raise ValueError(expected)
     return exact
 

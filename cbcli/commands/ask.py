@@ -13,7 +13,7 @@ import typer
 
 from cache_store.catalog import ChunkInfo
 from cache_store.errors import UsageError
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.calibrated import Calibrated, PromptTokens
 from cbcli.changes import ChangeWatch
 from cbcli.chooser import Chooser
@@ -75,12 +75,7 @@ def ask(
     ] = "-",
     chunk: Annotated[
         list[str] | None,
-        typer.Option(
-            "--chunk",
-            "-c",
-            help="A chunk's id or its beginning; repeat, in order. - reads them.",
-            autocompletion=completion.chunks,
-        ),
+        flags.chunks_option("A chunk's id or its beginning; repeat, in order. - reads them."),
     ] = None,
     indices: Annotated[
         str | None,

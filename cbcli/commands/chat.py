@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cache_store.errors import UsageError
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, app_options, examples
 from cbcli.output import Output
 from cbcli.session import blend_options, check_engine
@@ -41,12 +41,7 @@ app = typer.Typer(**app_options())
 def chat(
     chunk: Annotated[
         list[str] | None,
-        typer.Option(
-            "--chunk",
-            "-c",
-            help="Talk about this chunk; repeat, in order.",
-            autocompletion=completion.chunks,
-        ),
+        flags.chunks_option("Talk about this chunk; repeat, in order."),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on from a file of /save.")

@@ -52,12 +52,7 @@ def inspect(
     ] = None,
     chunk: Annotated[
         list[str] | None,
-        typer.Option(
-            "--chunk",
-            "-c",
-            help="Of a question: a chunk's id; repeat, in order.",
-            autocompletion=completion.chunks,
-        ),
+        flags.chunks_option("Of a question: a chunk's id; repeat, in order."),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=1, help="The last so many runs instead.")

@@ -12,7 +12,7 @@ import typer
 from cache_store.errors import IntegrityError, UsageError
 from cache_store.store import ChunkStore, VerifyReport
 from cache_store.verify import ALTERED
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
 from cbcli.commands import (
     estimate,
@@ -68,18 +68,11 @@ app.command("import", epilog=store_import.EXAMPLES)(store_import.import_archive)
 def rm(
     chunks: Annotated[
         list[str] | None,
-        typer.Argument(
-            autocompletion=completion.chunks, metavar="[ID]...", help="Chunks whose KV to remove."
-        ),
+        flags.chunks_argument("Chunks whose KV to remove."),
     ] = None,
     document: Annotated[
         list[str] | None,
-        typer.Option(
-            "--document",
-            autocompletion=completion.documents,
-            help="Remove a document and its chunks.",
-            metavar="SOURCE",
-        ),
+        flags.documents_option("Remove a document and its chunks."),
     ] = None,
     collection: flags.Collection = None,
     everything: Annotated[

@@ -55,11 +55,7 @@ Name = Annotated[
 ]
 Sources = Annotated[
     list[str],
-    typer.Argument(
-        autocompletion=completion.documents,
-        metavar="SOURCE...",
-        help="Documents, as `store ls --documents` names them.",
-    ),
+    flags.documents_argument("SOURCE..."),
 ]
 
 

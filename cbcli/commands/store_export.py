@@ -12,7 +12,7 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.errors import ExitCode, Interrupted
 from cbcli.output import Output, to_stdout
@@ -35,12 +35,7 @@ def export(
     ] = "cacheblend.tar",
     document: Annotated[
         list[str] | None,
-        typer.Option(
-            "--document",
-            autocompletion=completion.documents,
-            help="Only this document; repeatable.",
-            metavar="SOURCE",
-        ),
+        flags.documents_option("Only this document; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None,

@@ -14,10 +14,10 @@ from cache_store.store import ChunkStore
 from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
-from cbcli.settings import parse_size
 from cbcli.store_access import freeing, reading, store_settings, writing
 from cbcli.store_listing import plural
 from cbcli.units import size_text
+from engine.kinds import parse_size
 
 EXAMPLES = examples(
     "cacheblend store limit",

@@ -8,7 +8,7 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.output import Output
 from cbcli.session import shown_source
@@ -21,11 +21,7 @@ UNPIN_EXAMPLES = examples("cacheblend store unpin notes/plan.md", "cacheblend st
 
 Sources = Annotated[
     list[str] | None,
-    typer.Argument(
-        autocompletion=completion.documents,
-        help="Documents, as `store ls --documents` names them.",
-        metavar="SOURCE…",
-    ),
+    flags.documents_argument("SOURCE…"),
 ]
 
 

@@ -19,7 +19,8 @@ from cbcli.settings import Settings, load_settings
 from cbcli.store_access import freeing, reading
 from cbcli.store_choice import chosen_models, chosen_sources
 from cbcli.store_listing import plural
-from cbcli.units import parse_duration, parse_size, size_text
+from cbcli.units import parse_duration, size_text
+from engine.kinds import parse_size
 
 if TYPE_CHECKING:
     from cache_store.prune import PruneChoice, PrunePlan, PruneReport

@@ -9,7 +9,7 @@ import typer
 
 from cache_store.errors import UsageError
 from cache_store.store import ChunkStore
-from cbcli import completion, flags
+from cbcli import flags
 from cbcli.command import Json, Quiet, Verbose, examples
 from cbcli.errors import Interrupted
 from cbcli.output import Output
@@ -32,18 +32,11 @@ EXAMPLES = examples(
 def warm(
     chunks: Annotated[
         list[str] | None,
-        typer.Argument(
-            autocompletion=completion.chunks, metavar="[ID]...", help="Chunks to make ready."
-        ),
+        flags.chunks_argument("Chunks to make ready."),
     ] = None,
     document: Annotated[
         list[str] | None,
-        typer.Option(
-            "--document",
-            autocompletion=completion.documents,
-            help="All chunks of a document; repeatable.",
-            metavar="SOURCE",
-        ),
+        flags.documents_option("All chunks of a document; repeatable."),
     ] = None,
     collection: flags.Collection = None,
     everything: Annotated[bool, typer.Option("--all", help="All chunks of all documents.")] = False,

@@ -18,12 +18,12 @@ import platformdirs
 from cache_store.errors import NotFoundError, UsageError
 from cache_store.tiers.addresses import masked
 from engine.context import CONTEXT_KINDS, ContextKind
+from engine.kinds import Kind, choice, day, flag, text, unescaped
 from engine.loaders import LOADER_NAMES
 from engine.options import MODES, BlendOptions
 from engine.task import TASKS, Task
 from engine.trace.record import Level
 from engine.vllm import kinds
-from engine.vllm.kinds import Kind
 
 if TYPE_CHECKING:
     from cache_store.rebuild import OnDamage
@@ -49,7 +49,7 @@ class Setting:
 
 
 _BLEND = (
-    Setting("mode", "blend", kinds.choice(*MODES), "blend, reuse, prefix or full", "MODE"),
+    Setting("mode", "blend", choice(*MODES), "blend, reuse, prefix or full", "MODE"),
     Setting("policy", "question", kinds.some_text, "What selects tokens", "POLICY"),
     Setting(
         "ratio",
@@ -78,24 +78,24 @@ _BLEND = (
     Setting(
         "strict_context",
         "false",
-        kinds.flag,
+        flag,
         "Use only chunks computed behind this very prefix",
         "STRICT_CONTEXT",
     ),
     Setting(
         "transfer",
         "",
-        kinds.flag,
+        flag,
         "Move other tokens by what recomputed ones deviate; unset: as the policy does",
         "TRANSFER",
     ),
-    Setting("loader", "pipelined", kinds.choice(*LOADER_NAMES), "When stored KV is read", "LOADER"),
+    Setting("loader", "pipelined", choice(*LOADER_NAMES), "When stored KV is read", "LOADER"),
     Setting("seed", "0", kinds.whole(0), "Seed of policy `random`", "SEED"),
 )
 _OTHERS = (
     Setting("store", f"{DATA}/store", kinds.path, "Folder of the chunk store", "STORE"),
     Setting("limit", "", kinds.size, "Size of a store that is made new, such as 20GB", "LIMIT"),
-    Setting("read_only", "false", kinds.flag, "Never write to the store"),
+    Setting("read_only", "false", flag, "Never write to the store"),
     Setting(
         "remote",
         "",
@@ -135,37 +135,35 @@ _OTHERS = (
     Setting(
         "context",
         "prefix",
-        kinds.choice(*CONTEXT_KINDS),
+        choice(*CONTEXT_KINDS),
         "What new chunks are computed behind: prefix, bos or none",
         "CONTEXT",
     ),
     Setting(
         "kv_dtype",
         "auto",
-        kinds.choice("auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"),
+        choice("auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"),
         "What KV is stored in; auto: as vLLM computes",
         "KV_DTYPE",
     ),
-    Setting("system", "", kinds.text, "System prompt; unset: the built-in one", "SYSTEM"),
+    Setting("system", "", text, "System prompt; unset: the built-in one", "SYSTEM"),
     Setting(
         "template_date",
         "",
-        kinds.day,
+        day,
         "The day a chat template is told; unset: the built-in one",
         "TEMPLATE_DATE",
     ),
-    Setting("save", "true", kinds.flag, "Store chunks that were missing, after the answer", "SAVE"),
+    Setting("save", "true", flag, "Store chunks that were missing, after the answer", "SAVE"),
     Setting(
         "step_tokens",
         "16384",
         kinds.whole(1),
         "So many tokens of chunks are blended before one forward of vLLM, at least one request's",
     ),
-    Setting(
-        "self_test", "true", kinds.flag, "Check at start that ratio 1 equals vLLM's own prefill"
-    ),
-    Setting("any_version", "false", kinds.flag, "Try versions of vLLM that this isn't tested with"),
-    Setting("trace", "", kinds.choice("basic", "full"), "Record each blended request's run"),
+    Setting("self_test", "true", flag, "Check at start that ratio 1 equals vLLM's own prefill"),
+    Setting("any_version", "false", flag, "Try versions of vLLM that this isn't tested with"),
+    Setting("trace", "", choice("basic", "full"), "Record each blended request's run"),
     Setting("trace_dir", "", kinds.path, "Folder of the traces; unset: the last ones in the usual"),
     Setting("trace_layers", "", kinds.layers, "Layers a full trace measures; unset: a few"),
     Setting(
@@ -175,7 +173,7 @@ _OTHERS = (
         "Check one in so many blended requests against a full prefill; 0: none",
         "AUDIT",
     ),
-    Setting("task", "qa", kinds.choice(*TASKS), "What prompts ask for, as audits tell it", "TASK"),
+    Setting("task", "qa", choice(*TASKS), "What prompts ask for, as audits tell it", "TASK"),
 )
 SETTINGS: Mapping[str, Setting] = {s.name: s for s in (*_OTHERS, *_BLEND)}
 _NULLABLE = ("separator",)  # null says something else than leaving it out
@@ -336,7 +334,7 @@ def _value(setting: Setting, given: Mapping[str, Any], env: Mapping[str, str]) -
         if item == "" and setting.name != "system":  # as good as unset, as it is to the command
             item = None
         if item is not None and setting.name == "separator":
-            item = kinds.unescaped(item)
+            item = unescaped(item)
     if item is None:
         item, place = _default(setting, env), "default"
     if item is None:

@@ -7,24 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cbcli.terminal import run as terminal
-from tests.cbcli.world import World, make_world
+from tests.cbcli.world import World
 
 QUESTION = "Who keeps the log of every boat?"
-
-
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("world")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
-
-
-@pytest.fixture
-def world(ingested: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ingested.root)
-    return ingested
 
 
 @pytest.fixture

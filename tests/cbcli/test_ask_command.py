@@ -20,21 +20,6 @@ from tests.cbcli.world import World, add_model, make_world
 QUESTION = "Who keeps the log of every boat?"
 
 
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("world")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
-
-
-@pytest.fixture
-def world(ingested: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ingested.root)
-    return ingested
-
-
 def chunk_ids(result) -> list[str]:
     return [s["chunk_id"] for s in result["prompt"]["segments"] if s["kind"] == "chunk"]
 

@@ -25,24 +25,9 @@ from cbcli.text import visible
 from engine.tokenizer import Tokenizer
 from tests.cbcli import schemas
 from tests.cbcli.terminal import Terminal
-from tests.cbcli.world import World, make_world
+from tests.cbcli.world import World
 
 FIRST, SECOND = "Who keeps the log of every boat?", "How is a rope coiled with the sun?"
-
-
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("chat")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
-
-
-@pytest.fixture
-def world(ingested: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ingested.root)
-    return ingested
 
 
 def chat(world: World, *lines: str, args: tuple[str, ...] = (), code: int = 0) -> list[Any]:

@@ -3,30 +3,13 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from cache_store.catalog import ChunkInfo, Place
 from cbcli.citations import Citations, where
 from cbcli.output import Output
 from tests.cbcli.terminal import Terminal
-from tests.cbcli.world import World, make_world
+from tests.cbcli.world import World
 
 QUESTION = "Who keeps the log of every boat?"
-
-
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("citing")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
-
-
-@pytest.fixture
-def world(ingested: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ingested.root)
-    return ingested
 
 
 def chunk(number: int, source: str, place: Place | None = None) -> ChunkInfo:

@@ -32,15 +32,6 @@ QUESTION = "Who keeps the log of every boat?"
 LOG, ROPE, LAMP = "The log is kept by Orla.", "Wet ropes are hung.", "The lamp burns oil."
 
 
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("world")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
-
-
 @pytest.fixture
 def world(ingested: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """One store for many tests: what a test's own texts leave in it must not matter to others."""

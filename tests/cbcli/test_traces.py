@@ -9,18 +9,9 @@ import pytest
 
 from cbcli.traces import traces_root
 from engine.trace import kept, read
-from tests.cbcli.world import World, make_world
+from tests.cbcli.world import World
 
 QUESTION = "When does the pilot boat leave?"
-
-
-@pytest.fixture(scope="module")
-def ingested(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("world")
-    with pytest.MonkeyPatch.context() as patch:
-        world = make_world(root, patch)
-        world.json("ingest", "docs", "--chunk-tokens", "24")
-    return world
 
 
 @pytest.fixture

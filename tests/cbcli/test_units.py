@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbcli.units import count_text, duration_text, parse_size, rate_text, size_text
+from cbcli.units import count_text, duration_text, rate_text, size_text
+from engine.kinds import parse_size
 
 
 @pytest.mark.parametrize(
