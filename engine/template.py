@@ -19,7 +19,6 @@ from engine.prompt import Prompt, PromptChunk, lay_out
 from engine.rendering import Renderer, Text, control, find_chat_template, plain
 from engine.tokenizer import Tokenizer
 
-SYSTEM_VERSION = 1
 # Changing this text changes every prefix: chunks stored behind the old one are no longer exact.
 DEFAULT_SYSTEM = (
     "You answer questions from the documents you are given. Be brief and exact. "

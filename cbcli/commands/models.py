@@ -60,9 +60,6 @@ Name = Annotated[
         autocompletion=completion.models, help="A model's name, as `models ls` shows it."
     ),
 ]
-ModelsDir = Annotated[
-    str | None, typer.Option("--models-dir", help="Folder of the models.", metavar="DIR")
-]
 
 
 @app.command(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from cbcli.inspect.reuse import reuse_seconds
 from engine.trace.record import Trace
 
-STATUS_ORDER = ("kept", "exact", "hit", "miss", "computed")
 Mask = npt.NDArray[np.bool_]
 
 

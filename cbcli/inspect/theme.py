@@ -140,18 +140,3 @@ def _heat(kind: str, step: int, look: Look) -> Style:
     if kind == "h":
         return Style(color=_HEAT_TEXT[look.dark][step - 1], bgcolor=ground)
     return Style(color=ground) if kind == "f" else Style(bgcolor=ground)
-
-
-def css_of(role: str, look: Look) -> str:
-    """The role as CSS declarations, for pages."""
-    style = style_of(role, look)
-    parts = []
-    if style.color is not None:
-        parts.append(f"color:{style.color.name}")
-    if style.bgcolor is not None:
-        parts.append(f"background:{style.bgcolor.name}")
-    if style.bold:
-        parts.append("font-weight:bold")
-    if style.underline:
-        parts.append("text-decoration:underline")
-    return ";".join(parts)
