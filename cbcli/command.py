@@ -79,6 +79,35 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return next(iter(get_close_matches(word, known, n=1, cutoff=0.5)), "")
 
 
+# What other programs call a command, and what it is called here, where there is such a one.
+OTHER_NAMES = {
+    "help": ("--help",),
+    "version": ("--version",),
+    "list": ("ls",),
+    "get": ("pull", "show"),
+    "set": ("init",),
+    "download": ("pull",),
+    "install": ("pull",),
+    "delete": ("rm",),
+    "info": ("show", "stats"),
+    "du": ("stats",),
+    "gc": ("prune",),
+    "clean": ("prune",),
+    "add": ("ingest",),
+    "index": ("ingest",),
+    "query": ("ask",),
+    "find": ("search",),
+}
+
+
+def _meant(word: str, commands: Sequence[str]) -> str:
+    """The command that may have been meant, "" where none is like it."""
+    for name in OTHER_NAMES.get(word, ()):
+        if name in commands or name.startswith("--"):
+            return name
+    return nearest(word, commands)
+
+
 class Group(TyperGroup):
     """A group of commands that names the nearest one to a wrong one, and where all failures end."""
 
@@ -92,7 +121,7 @@ class Group(TyperGroup):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             path = ctx.command_path
-            near = nearest(name, self.list_commands(ctx))
+            near = _meant(name, self.list_commands(ctx))
             advice = f"did you mean '{path} {near}'? " if near else ""
             raise UsageError(f"no such command: '{path} {name}'", f"{advice}see {path} --help")
         return super().resolve_command(ctx, args)

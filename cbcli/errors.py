@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import IntEnum
 from pathlib import Path
 
@@ -124,6 +125,14 @@ def describe(error: BaseException) -> Failure:
             "use fewer or shorter chunks (--top-k), a smaller model, or another --device",
             ExitCode.FAILED,
         )
+    if isinstance(error, ModuleNotFoundError) and _not_ours(error.name):
+        return Failure(
+            "failed",
+            f"the Python package {(error.name or '').partition('.')[0]} is not installed",
+            "what cacheblend needs may have changed: install it again, in its folder with "
+            "pip install -e .",
+            ExitCode.FAILED,
+        )
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
@@ -152,16 +161,35 @@ def _usage(error: typer.TyperException) -> Failure:
     path = getattr(context, "command_path", "") or "cacheblend"
     possible = getattr(error, "possibilities", None)
     hint = f"see {path} --help"
+    if getattr(context, "info_name", "") in ("ask", "search") and "extra argument" in message:
+        hint = f"put a question of several words in quotes; {hint}"
     variable = getattr(getattr(error, "param", None), "envvar", None)
     if variable and variable in os.environ:  # which may be where it came from
         hint = f"{variable} is set; {hint}"
     if possible:
         message = error.message.rstrip(".")
-        hint = f"did you mean {' or '.join(sorted(possible)[:3])}? {hint}"
+        hint = f"did you mean {' or '.join(_nearest_first(error, possible)[:3])}? {hint}"
+    option = str(getattr(error, "option_name", None) or "-")
+    files = [a for a in sys.argv[1:] if option != "-" and a.startswith(option) and Path(a).exists()]
+    if files:
+        hint = f"for the file of this name: {path} -- {files[0]}"
     # Messages begin in lower case, as all of ours do; one that begins with a name keeps it.
     if message[:1].isupper() and message[1:2].islower():
         message = message[0].lower() + message[1:]
     return Failure("usage", message, hint, error.exit_code)
+
+
+def _nearest_first(error: typer.TyperException, possible: Sequence[str]) -> list[str]:
+    """Flags that may have been meant, without those that are much less like it than the best."""
+    given = str(getattr(error, "option_name", "")).lstrip("-")
+    like = {name: SequenceMatcher(None, given, name.lstrip("-")).ratio() for name in possible}
+    best = max(like.values())
+    return sorted((name for name in like if like[name] > best - 0.15), key=lambda n: (-like[n], n))
+
+
+def _not_ours(module: str | None) -> bool:
+    """Whether a module is of another package: one of ours that is missing is a bug."""
+    return module is not None and module.partition(".")[0] not in ("cache_store", "cbcli", "engine")
 
 
 def _out_of_memory(error: BaseException) -> bool:

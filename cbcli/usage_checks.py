@@ -37,7 +37,7 @@ def check_documents() -> Iterator[Check]:
     facts = {kind: kind not in broken for kind in READERS}
     for kind, why in broken.items():
         if kind in WITHOUT:
-            hint = f"{WITHOUT[kind]}: pip install 'lxml[html-clean]'"
+            hint = f"{WITHOUT[kind]}: pip install lxml_html_clean"
             yield Check("documents", "warn", f"{kind}: {why}", hint, facts)
             continue
         package = READERS[kind].partition(".")[0].replace("_", "-")
@@ -52,7 +52,16 @@ def check_retriever(settings: Settings) -> Iterator[Check]:
     """Whether what finds chunks is here, its embedding model too; nothing is downloaded."""
     name = settings.retriever
     if name not in ("embed", "hybrid"):
-        yield Check("retriever", "ok", name, facts={"retriever": name})
+        facts = {"retriever": name}
+        if name == "bm25":
+            try:
+                import_module("bm25s")
+            except Exception as error:  # an installation older than the code, or that doesn't fit
+                said = f"bm25: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                hint = "nothing is found for a question: pip install --force-reinstall bm25s"
+                yield Check("retriever", "fail", said, hint, facts)
+                return
+        yield Check("retriever", "ok", name, facts=facts)
         return
     from engine.retrieval.embed import find_model, require_model2vec
 

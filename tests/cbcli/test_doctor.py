@@ -331,6 +331,9 @@ def test_the_retriever_and_its_model_are_looked_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert quick(world)["retriever"]["found"] == "bm25"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "bm25s", None)
+        assert quick(world, code=1)["retriever"]["state"] == "fail"
     monkeypatch.setenv("CACHEBLEND_RETRIEVER", "hybrid")
     monkeypatch.setenv("CACHEBLEND_EMBED_MODEL", str(world.root / "nowhere"))
     monkeypatch.setattr("engine.retrieval.embed.require_model2vec", lambda: None)

@@ -56,6 +56,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         (PermissionError(errno.EACCES, "Permission denied", b"/x/y"), "failed", 1),
         (TypeError("unsupported operand"), "internal", 1),
         (AssertionError(), "internal", 1),
+        (ModuleNotFoundError("x", name="cbcli.gone"), "internal", 1),
+        (ModuleNotFoundError("x", name="bm25s.core"), "failed", 1),
     ],
 )
 def test_exit_codes_and_kinds(
