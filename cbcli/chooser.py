@@ -55,7 +55,8 @@ class Chooser:
                 "no stored chunk has a word in common with the question"
                 if settings.retriever == "bm25"
                 else "no stored chunk fits the question",
-                "use other words, or name chunks with --chunk (`cacheblend store ls` lists them)",
+                "use other words; `cacheblend store ls` lists the chunks, and `ask --chunk ID` "
+                "takes one",
             )
         least = settings.min_score
         kept = [hit for hit in found if least is None or hit.score >= least]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,11 @@ _OS_ADVICE = {
     errno.EROFS: "point the setting `store` or `models_dir` to a place that can be written",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
+
+
+# A flag's value that is no number, as typer says it, and as settings do.
+_NO_NUMBER = re.compile(r"Input should be a valid (number|integer), unable to parse .*")
+_NUMBERS = {"number": "a number", "integer": "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,7 @@ def traceback_text(error: BaseException) -> str:
 
 def _usage(error: typer.TyperException) -> Failure:
     message = " ".join(error.format_message().split()).rstrip(".")
+    message = _NO_NUMBER.sub(lambda found: f"expected {_NUMBERS[found[1]]}", message)
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "") or "cacheblend"
     possible = getattr(error, "possibilities", None)

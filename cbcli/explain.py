@@ -19,7 +19,9 @@ def headline(result: AskResult) -> str:
     """One line: first token, what was recomputed, and the comparison if there was one."""
     cached, prompt = _cached(result), len(result.prompt.token_ids)
     parts = [f"first token after {duration_text(result.timing.ttft_s)}"]
-    if result.skipped_blend or result.mode == "full":
+    if result.skipped_blend:
+        parts.append(f"all {prompt:,} tokens computed, as fewer than --min-tokens are cached")
+    elif result.mode == "full":
         parts.append(f"all {prompt:,} tokens computed")
     elif result.mode == "prefix":
         parts.append(f"exact leading part reused, {prompt:,} tokens in all")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cbcli.output import Output
 from cbcli.session import shown_source
+from cbcli.store_listing import plural
 from cbcli.units import count_text, duration_text, rate_text, size_text
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ def _by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:
 
 
 def _checks(plan: IngestPlan) -> str:
-    """What checking found, the prefix counted as a chunk."""
+    """What checking found, in entries, as `store verify` and `store stats` count them."""
     found = f"{len(plan.damaged)} damaged and mended" if plan.damaged else "all sound"
-    read = f"{count_text(plan.checked, 'stored chunks')}, {size_text(plan.checked_bytes)}"
-    return f"checked {read}: {found}" if plan.checked else f"stored chunks: {found}"
+    read = f"{plural(plan.checked, 'entry', 'entries')}, {size_text(plan.checked_bytes)}"
+    return f"checked {read}: {found}" if plan.checked else f"entries: {found}"
 
 
 def _listed(lines: list[str]) -> str:

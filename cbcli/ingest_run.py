@@ -16,6 +16,7 @@ from cbcli.output import Output
 from cbcli.present import remember
 from cbcli.session import load_engine, open_store, say_notes, shown_source, upload
 from cbcli.settings import Settings
+from cbcli.units import size_text
 
 if TYPE_CHECKING:
     from cbcli.live.ingest import IngestScene
@@ -60,8 +61,19 @@ class IngestRun:
             if self.store.read_only:
                 where = self._settings.store
                 raise UsageError(f"{where}: the store cannot be written", "see its owner")
+            self._tell_limit()
             self._closing = closing.pop_all()
         return self
+
+    def _tell_limit(self) -> None:
+        """Warns of a --limit that does nothing, as the store has one."""
+        settings = self._settings
+        if settings.origin("limit").kind == "flag" and settings.limit != self.store.limit:
+            kept = size_text(self.store.limit)
+            self._out.warn(
+                f"--limit is for a new store: {settings.store} keeps its {kept}",
+                "cacheblend store limit SIZE changes it",
+            )
 
     def __exit__(
         self,

@@ -133,7 +133,8 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
         value = kind(item)
     except ValueError as error:
         place = f"{origin.where}: {name}" if origin.kind in ("project", "user") else origin.where
-        shown = str(item) if isinstance(item, int | float | Decimal) else repr(item)
+        items = item if isinstance(item, list | tuple) and origin.kind == "flag" else [item]
+        shown = " ".join(str(i) if isinstance(i, int | float | Decimal) else repr(i) for i in items)
         if name == "remote":  # passwords may be in it
             shown = repr(masked(str(item)))
         raise UsageError(f"{place} is {shown}", f"expected {error}") from None

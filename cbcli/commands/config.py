@@ -10,7 +10,7 @@ import typer
 
 from cache_store.errors import UsageError
 from cbcli import flags
-from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples
+from cbcli.command import Group, Json, Quiet, Verbose, app_options, examples, nearest
 from cbcli.errors import ExitCode
 from cbcli.output import Output
 from cbcli.settings import (
@@ -58,17 +58,26 @@ def init(
         out.line(str(path))
 
 
-@app.command(epilog=examples("cacheblend config show", "CACHEBLEND_TOP_K=3 cacheblend config show"))
+@app.command(epilog=examples("cacheblend config show", "cacheblend config show top_k ratio"))
 @flags.with_settings("pager")
 def show(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Settings; all of them, without one.")
+    ] = None,
     options: flags.Options = flags.NONE,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Show every setting: its value and where that comes from."""
+    """Show settings, all or some: the value of each and where that comes from."""
     out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     settings = load_settings(options)
+    shown = tuple(names or DECLARED)
+    for name in shown:
+        if name not in DECLARED:
+            near = nearest(name, tuple(DECLARED))
+            hint = f"did you mean {near}?" if near else "`cacheblend config show` has all of them"
+            raise UsageError(f"no setting {name!r}", hint)
     if json:
         out.data(
             {
@@ -77,13 +86,13 @@ def show(
                     "origin": settings.origin(name).kind,
                     "where": settings.origin(name).where,
                 }
-                for name in DECLARED
+                for name in shown
             }
         )
         return
     rows = [
         (name, as_toml(plain(name, getattr(settings, name))) or "unset", settings.origin(name))
-        for name in DECLARED
+        for name in shown
     ]
     out.table(["setting", "value", "origin"], rows)
 

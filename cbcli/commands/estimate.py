@@ -173,7 +173,7 @@ def _cut(out: Output, settings: Settings, subject: Subject, found: Iterator[Foun
             cut = cutting.cut(item, tokenizer)
             sizes |= {chunk.chunk_id: len(chunk.token_ids) for chunk in cut}
     if skipped:
-        out.note(skipped_line(skipped))
+        out.note(skipped_line(skipped) + ("" if out.verbose else " (-v names them)"))
         name_skipped(out, skipped)
     if not sizes:
         out.warn("no text was found in what was named", "give documents, or --tokens")

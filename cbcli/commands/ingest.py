@@ -192,7 +192,7 @@ def _show_chunks(
         f"about {size_text(nbytes)} of KV{behind(blueprint)}; nothing was stored"
     )
     if skipped:
-        out.note(skipped_line(skipped))
+        out.note(skipped_line(skipped) + ("" if out.verbose else " (-v names them)"))
         name_skipped(out, skipped)
     if failed:
         raise typer.Exit(ExitCode.FAILED)

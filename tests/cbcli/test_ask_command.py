@@ -145,6 +145,7 @@ def test_too_short_is_said(world: World) -> None:
     assert "blending begins at 100000" in result["skipped_blend"]
     said = world("ask", QUESTION, "--min-tokens", "100000", "-v")
     assert "too short to blend" in said.stderr
+    assert "tokens computed, as fewer than --min-tokens are cached" in said.stderr
 
 
 def test_reasons_are_said_in_words(world: World) -> None:

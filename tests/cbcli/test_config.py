@@ -57,6 +57,13 @@ def test_show_tells_value_and_origin(here: Path, monkeypatch: pytest.MonkeyPatch
     assert told["stop"]["value"] == ["x"]
     assert told["top_k"] == {"value": 3, "origin": "environment", "where": "CACHEBLEND_TOP_K"}
     assert told["limit"]["value"] is None
+    assert set(json.loads(run("config", "show", "top_k", "seed", "--json").stdout)) == {
+        "top_k",
+        "seed",
+    }
+    assert run("config", "show", "seed").stdout.splitlines()[1:] == ["seed     0      default"]
+    wrong = run("config", "show", "topk")
+    assert (wrong.exit_code, "did you mean top_k?" in wrong.stderr) == (2, True)
 
 
 def test_path_tells_which_files_are_read(here: Path) -> None:

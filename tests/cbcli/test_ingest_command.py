@@ -41,6 +41,9 @@ def test_second_run_computes_nothing_and_loads_no_weights(world: World, monkeypa
     assert told["documents"] == {"new": 0, "changed": 0, "unchanged": 3}
     assert told["chunks"]["computed"] == 0
     assert "nothing to compute" in world("ingest", "docs").stdout
+    told = world("ingest", "docs", "--limit", "3GB").stderr
+    assert "--limit is for a new store" in told
+    assert "cacheblend store limit SIZE" in told
 
 
 def test_changed_document_replaces_its_old_chunks_only(world: World) -> None:

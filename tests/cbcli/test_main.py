@@ -70,6 +70,7 @@ def test_without_a_command_help_goes_to_stderr(args: tuple[str, ...]) -> None:
         (["models", "ls", "--jsn"], "no such option: --jsn", "did you mean --json or"),
         (["ask", "--ratoi", "1"], "no such option: --ratoi", "did you mean --ratio? see"),
         (["ask", "who", "is"], "unexpected extra argument(s) (is)", "in quotes"),
+        (["search", "--min-score", "x", "y"], "'--min-score': expected a number", "--help"),
         (["help"], "no such command: 'cacheblend help'", "did you mean 'cacheblend --help'?"),
         (["config", "get"], "no such command: 'cacheblend config get'", "config show'?"),
         (["models", "get"], "no such command: 'cacheblend models get'", "models pull'?"),
