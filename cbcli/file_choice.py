@@ -26,6 +26,8 @@ Null = Annotated[
     bool, typer.Option("--null", "-0", help="In --files-from, names end with a NUL character.")
 ]
 
+_MOST_LISTED = 64 * 2**20
+
 
 def chosen_files(
     settings: Settings,
@@ -74,9 +76,20 @@ def _listed(file: str, *, null: bool) -> list[str]:
     if file == "-":
         if sys.stdin is None:
             raise UsageError("--files-from - : standard input is closed", "give a file")
-        return lines_of(sys.stdin.buffer.read(), null=null)
+        raw = sys.stdin.buffer.read(_MOST_LISTED + 1)
+    else:
+        raw = _read_list(file)
+    if len(raw) > _MOST_LISTED:
+        most = _MOST_LISTED // 2**20
+        raise UsageError(f"--files-from {file}: is larger than {most} MiB", "give a list of files")
+    return lines_of(raw, null=null)
+
+
+def _read_list(file: str) -> bytes:
+    """No more of it than needed to tell that it is too large, as a device would be."""
     try:
-        return lines_of(Path(file).read_bytes(), null=null)
+        with Path(file).open("rb") as opened:
+            return opened.read(_MOST_LISTED + 1)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise NotFoundError(f"--files-from {file}: no such file", "check its spelling") from None
     except OSError as error:

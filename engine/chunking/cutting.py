@@ -130,6 +130,7 @@ class _Cutter:
         self._chars_per_token = _CHARS_PER_TOKEN
         self._tokens = TokenStarts.of(tokenizer)
         self._window = Window(text, self._tokens)
+        self._long_head = ""  # of a table, found to be too long; of 100,000 columns once is enough
 
     def chunk(self, start: int, end: int, lead: str = "") -> Chunk:
         body = self._text[start:end]
@@ -202,8 +203,11 @@ class _Cutter:
                     break
                 path, lead = path[1:], ""
         head = self._layout.table_head(start)
-        if head and len(self._tokenizer.encode(head)) <= self._limit // _TABLE_SHARE:
-            lead += head
+        if head and head != self._long_head:
+            if len(self._tokenizer.encode(head)) <= self._limit // _TABLE_SHARE:
+                lead += head
+            else:
+                self._long_head = head
         return lead, len(self._tokenizer.encode(lead)) if lead else 0
 
     def _fits(self, start: int, end: int) -> bool:

@@ -36,7 +36,11 @@ class FileChoice:
     def __post_init__(self) -> None:
         found = []
         for text in self.globs:
-            for one in braces(text.replace(os.sep, "/") if os.sep != "/" else text):
+            try:
+                parts = braces(text.replace(os.sep, "/") if os.sep != "/" else text)
+            except ValueError as error:
+                raise UsageError(f"a glob stands for {error}", "use fewer braces") from None
+            for one in parts:
                 glob = Glob.read(f"\\{one}" if one.startswith("#") else one)
                 if glob is None:
                     raise UsageError(f"{text!r} is no glob", "give one such as '*.md' or '!old/'")

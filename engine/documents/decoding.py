@@ -25,6 +25,7 @@ _OLD_ENCODINGS = [
     *["iso8859_2", "iso8859_5", "iso8859_15", "koi8_r", "mac_roman", "tis_620"],
     *["cp932", "euc_jp", "iso2022_jp", "gb18030", "big5", "cp949"],
 ]
+_NO_CHARSETS = ("unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined")
 _STRAY = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as surrogateescape has it
 _ASCII = bytes(range(0x80))
 _WIDE_ENCODINGS = (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2))
@@ -55,6 +56,10 @@ def wide_encoding(raw: bytes) -> str | None:
     sample = sample[: len(sample) // 4 * 4]
     if len(sample) < 4:
         return None
+    zeros = sample.count(0)
+    controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
+    if sample.isascii() and controls == zeros < len(sample) / 4:
+        return None  # text with stray zeros: by twos its letters would look like Chinese
     for encoding, width in _WIDE_ENCODINGS:
         try:
             text = sample.decode(encoding)
@@ -85,11 +90,19 @@ def decode(raw: bytes, declared: str | None = None) -> Decoded | None:
     mixed = _decode_mixed(raw)
     if mixed is not None:
         return mixed
-    if declared:
+    if declared and _is_charset(declared):
         found = _decode_as(raw, declared)
         if found is not None:
             return found
     return _decode_as(raw, _guess(raw))
+
+
+def _is_charset(name: str) -> bool:
+    """Whether files are written in an encoding of this name; some are Python's own."""
+    try:
+        return codecs.lookup(name).name not in _NO_CHARSETS
+    except (LookupError, ValueError):
+        return False
 
 
 def _decode_wide(raw: bytes) -> Decoded | None:
@@ -141,7 +154,7 @@ def _decode_as(raw: bytes, encoding: str) -> Decoded | None:
         broken = text.count("\ufffd")
         if broken > _BROKEN_SHARE * len(text):
             return None
-        notes = (f"{broken} damaged characters, shown as \ufffd",)
+        notes = (f"{broken} damaged character{'s' * (broken != 1)}, shown as \ufffd",)
     except (LookupError, ValueError):  # no such encoding, or none of text
         return None
     return None if "\0" in text else _decoded(text, *notes)

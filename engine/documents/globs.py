@@ -29,6 +29,8 @@ _POSIX = {
     "xdigit": "0-9A-Fa-f",
 }
 
+MOST_BRACES = 1000
+
 
 @dataclass(frozen=True)
 class Glob:
@@ -222,7 +224,23 @@ def _char(part: str, place: int) -> tuple[str, int] | None:
 
 
 def braces(pattern: str) -> list[str]:
-    """`*.{md,txt}` as the patterns it stands for, as a shell would: `*.md`, `*.txt`."""
+    """`*.{md,txt}` as the patterns it stands for, as a shell would: `*.md`, `*.txt`. Raises
+    ValueError where it stands for more than `MOST_BRACES`."""
+    found, waiting = list[str](), [pattern]
+    while waiting:
+        if len(found) + len(waiting) > MOST_BRACES:
+            raise ValueError(f"more than {MOST_BRACES} patterns")
+        one = waiting.pop()
+        options = _first_braces(one)
+        if options:
+            waiting += reversed(options)
+        else:
+            found.append(one)
+    return found
+
+
+def _first_braces(pattern: str) -> list[str]:
+    """The pattern with each option of its first braces; empty where it has none."""
     depth, start, commas = 0, 0, list[int]()
     place = 0
     while place < len(pattern):
@@ -240,7 +258,6 @@ def braces(pattern: str) -> list[str]:
             if not depth and commas:
                 edges = [start, *commas, place]
                 options = [pattern[a + 1 : b] for a, b in pairwise(edges)]
-                ends = [pattern[:start] + option + pattern[place + 1 :] for option in options]
-                return [found for end in ends for found in braces(end)]
+                return [pattern[:start] + option + pattern[place + 1 :] for option in options]
         place += 1
-    return [pattern]
+    return []

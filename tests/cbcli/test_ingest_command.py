@@ -459,6 +459,8 @@ def test_a_list_that_names_what_is_not_there(world: World) -> None:
     ("args", "code"),
     [
         (("--files-from", "nowhere"), 3),
+        (("--files-from", "/dev/zero"), 2),
+        (("docs", "-g", "{a,b}" * 40), 2),
         (("docs", "--null"), 2),
         (("-", "--files-from", "-"), 2),
         (("docs", "--type", "nothing"), 2),

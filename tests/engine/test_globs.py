@@ -79,6 +79,12 @@ def test_a_hostile_pattern_takes_no_time() -> None:
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize("times", [20, 5000])
+def test_braces_without_end(times: int) -> None:
+    with pytest.raises(ValueError, match="1000"):
+        braces("{a,b}" * times)
+
+
 def test_braces() -> None:
     assert braces("*.{md,txt}") == ["*.md", "*.txt"]
     assert braces("{a,b}/{c,d{e,f}}") == ["a/c", "a/de", "a/df", "b/c", "b/de", "b/df"]

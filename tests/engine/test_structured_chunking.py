@@ -302,6 +302,22 @@ def test_a_header_larger_than_half_a_chunk_is_not_repeated(tokenizer: Tokenizer)
     assert [chunk.text for chunk in chunks] == bodies(text, chunks)
 
 
+def test_a_header_of_very_many_columns_is_encoded_whole_but_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ",".join(f"column{i}" for i in range(2000)) + "\n" + "1,2,3\n" * 20
+    encoded = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, piece: str) -> list[int]:
+        encoded.append(len(piece))
+        return encode(self, piece)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    split_document(text, tokenizer, 32, form="rows")
+    assert sum(size > len(text) // 2 for size in encoded) <= 2
+
+
 # --- code -----------------------------------------------------------------------------------
 
 PYTHON = "".join(

@@ -62,3 +62,7 @@ def test_wide_text_that_stops_inside_a_character(tmp_path: Path) -> None:
 def test_one_very_long_line(tmp_path: Path) -> None:
     raw = b"caf\xe9 " * 400_000
     assert document(tmp_path, "a.txt", raw).text == "café " * 400_000
+
+
+def test_a_stray_zero_makes_no_chinese_of_a_table() -> None:
+    assert is_binary(b"a,b\n1,\0\n2,3\n")

@@ -30,7 +30,7 @@ def test_the_charset_a_page_names(tmp_path: Path, encoding: str) -> None:
 
 
 def test_a_charset_that_does_not_exist(tmp_path: Path) -> None:
-    for name in ("nonsense", "rot13", "base64"):
+    for name in ("nonsense", "rot13", "base64", "unicode_escape", "utf-7"):
         raw = f'<html><meta charset="{name}"><p>Größe über</p>'.encode("latin-1")
         assert document(tmp_path, "a.html", raw).text == "Größe über\n"
 
