@@ -117,6 +117,15 @@ class Group(TyperGroup):
             raise typer.Exit(ExitCode.USAGE)
         return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """What each command does, in a whole sentence: it is wrapped, not cut."""
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            if command and command.help and not command.short_help:
+                first = " ".join(command.help.split("\n\n")[0].split())
+                command.short_help = first.split(". ")[0].removesuffix(".") + "."
+        super().format_commands(ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -25,10 +26,20 @@ def name_variables(command: Any, path: Path) -> None:
         for option in _own_options(one):
             option.envvar = variable_of(names, option)
             option.show_envvar = False  # they would take half of the help
+        for param in one.params:
+            _say_one(param)
         if not isinstance(one, TyperGroup):
             note = "\b\nVariables:\n  CACHEBLEND_NAME for a setting"
             note += f", {_start(names)}NAME for another flag"
+            note += "\n  What settings are without a flag: cacheblend config show"
             one.epilog = "\n\n".join(part for part in (one.epilog, note) if part)
+
+
+def _say_one(param: Any) -> None:
+    """Help says what one of several values is: "<str>", not "<list[str]>"."""
+    label = param.bare_type() if hasattr(param, "bare_type") else ""
+    if label.startswith("list["):
+        param.bare_type = partial(str, label.removeprefix("list[").removesuffix("]"))
 
 
 def variable_of(path: Path, option: TyperOption) -> str:

@@ -151,7 +151,7 @@ def validate(
 
 @app.command(epilog=examples("cacheblend config schema > cacheblend.schema.json"))
 def schema(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> None:
-    """Print the JSON Schema of settings files, for editors and other tools."""
+    """Print the JSON Schema of settings files, for editors."""
     from cbcli.settings_schema import settings_schema
 
     out = Output(json=json, quiet=quiet, verbose=verbose)

@@ -102,7 +102,7 @@ def add(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Put documents that are in the store into a collection, which is made where there is none."""
+    """Put stored documents into a collection, a new one too."""
     out = Output(json=json, quiet=quiet, verbose=verbose, options=options)
     check_collection_name(name)
     with writing(options) as store:

@@ -48,7 +48,7 @@ def export(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Write documents and their KV into one archive, for `store import` elsewhere.
+    """Write documents and their KV into one archive, for `store import`.
 
     The archive is a plain tar file. It is written as FILE.part and named FILE once it is whole;
     after an interrupt the same command checks what is there and goes on. It holds the documents'

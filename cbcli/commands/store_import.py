@@ -44,8 +44,9 @@ def import_archive(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Take the documents and KV of an archive into the store, which is made where there is none.
+    """Take the documents and KV of an archive into the store.
 
+    A store is made where there is none.
     All names and sizes are checked before anything is unpacked, and every chunk before it is
     stored. What is there already is passed over, so that the same command goes on after an
     interrupt. Stored KV decides what is answered: take archives only from those you trust."""

@@ -55,8 +55,9 @@ def list_store(
     quiet: QuietIds = False,
     verbose: Verbose = 0,
 ) -> None:
-    """List the chunks of every document, whether their KV is stored, and whether the present
-    settings can use it.
+    """List the chunks of documents, and whether their KV is here.
+
+    Also whether the present settings can use it.
 
     A chunk whose KV isn't stored can still be asked about: it is computed on the way. KV behind
     another prefix is used, but never counts as exact; KV of another model, tokenizer or dtype

@@ -70,7 +70,7 @@ def prune(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Remove stored KV by age, use, model, size, or because it is of no use any more.
+    """Remove stored KV by age, use, model, size, or as useless.
 
     Several choices together remove what all of them are true of. Chunks of pinned documents stay,
     and what another process is using is passed over. KV alone goes, and the text stays to be

@@ -40,8 +40,9 @@ def stats(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Show how much is stored, how much room there is, what prompts found and missed, and how
-    good audited answers were.
+    """Show how much is stored, and what prompts found.
+
+    Also how much room there is, and how good audited answers were.
 
     Answers are audited with --audit of `ask` and `run`; the mean KL is that of the last 100."""
     out = Output(json=json, quiet=quiet, verbose=verbose, options=options)

@@ -94,6 +94,13 @@ def test_wrong_usage_is_one_line_with_advice_and_exit_2(
     assert told["hint"]
 
 
+def test_help_says_what_each_command_does_in_a_whole_sentence() -> None:
+    for group in ((), ("store",), ("config",), ("models",), ("bench",)):
+        text = run(*group, "--help").stdout
+        assert "..." not in text.split("\nCommands:\n")[1]
+    assert "<list[" not in run("ingest", "--help").stdout
+
+
 def every_command() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for name in PRESENT:
