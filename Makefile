@@ -3,7 +3,7 @@
 # make lint   style, types and package rules
 # make smoke  build wheel and sdist, install the wheel into an empty environment and use it
 # make docs   the documentation's site, into .site
-# make reference   docs/reference/cli.md anew, from the commands' help
+# make reference   the docs' pages on commands, settings and licences anew, from the code
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,7 +65,7 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: $(INSTALLED)
-	$(BIN)/cog -r docs/reference/cli.md docs/reference/settings.md
+	PYTHONPATH=. $(BIN)/cog -r docs/reference/cli.md docs/reference/settings.md docs/reference/licences.md
 
 clean:
 	rm -rf $(VENV) .cache .demo .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

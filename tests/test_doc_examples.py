@@ -27,7 +27,11 @@ from tests.docs.shell import ROOT, Shell, cacheblend_calls
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
 }
 BLOCKS = {name: blocks(path, name) for name, path in PAGES.items()}
 EXAMPLES = {
