@@ -177,6 +177,9 @@ def _usage(error: typer.TyperException) -> Failure:
         message = error.message.rstrip(".")
         hint = f"did you mean {' or '.join(_nearest_first(error, possible)[:3])}? {hint}"
     option = str(getattr(error, "option_name", None) or "-")
+    params = getattr(getattr(context, "command", None), "params", ())
+    if option == "--document" and any(param.name == "sources" for param in params):
+        hint = f"documents are named without a flag: {path} notes/plan.md"
     files = [a for a in sys.argv[1:] if option != "-" and a.startswith(option) and Path(a).exists()]
     if files:
         hint = f"for the file of this name: {path} -- {files[0]}"

@@ -137,7 +137,10 @@ def read_value(name: str, item: object, origin: Origin, base: Path) -> object:
         shown = " ".join(str(i) if isinstance(i, int | float | Decimal) else repr(i) for i in items)
         if name == "remote":  # passwords may be in it
             shown = repr(masked(str(item)))
-        raise UsageError(f"{place} is {shown}", f"expected {error}") from None
+        names = str(error).removeprefix("one of ").split(", ") if "one of " in str(error) else []
+        near = get_close_matches(str(item), names, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"{place} is {shown}", f"expected {error}{meant}") from None
     if isinstance(value, Path):
         return base / value
     if name == "trust" and isinstance(value, tuple):

@@ -71,6 +71,8 @@ def test_without_a_command_help_goes_to_stderr(args: tuple[str, ...]) -> None:
         (["ask", "--ratoi", "1"], "no such option: --ratoi", "did you mean --ratio? see"),
         (["ask", "who", "is"], "unexpected extra argument(s) (is)", "in quotes"),
         (["search", "--min-score", "x", "y"], "'--min-score': expected a number", "--help"),
+        (["ask", "--order", "scoer", "x"], "--order is 'scoer'", "did you mean score?"),
+        (["store", "pin", "--document", "x"], "no such option: --document", "without a flag"),
         (["help"], "no such command: 'cacheblend help'", "did you mean 'cacheblend --help'?"),
         (["config", "get"], "no such command: 'cacheblend config get'", "config show'?"),
         (["models", "get"], "no such command: 'cacheblend models get'", "models pull'?"),
