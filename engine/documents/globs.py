@@ -30,6 +30,7 @@ _POSIX = {
 }
 
 MOST_BRACES = 1000
+_TOGETHER = 500  # patterns in one regular expression
 
 
 @dataclass(frozen=True)
@@ -89,28 +90,34 @@ class Globs:
 
 
 class _Lookup:
-    """One regular expression for all patterns of last names, one for all of whole paths."""
+    """A few regular expressions for all patterns of last names, a few for all of whole paths."""
 
     def __init__(self, globs: list[tuple[int, Glob]]) -> None:
-        self._names = [number for number, glob in reversed(globs) if not glob.whole]
-        self._paths = [number for number, glob in reversed(globs) if glob.whole]
-        regexes = {number: glob.regex for number, glob in globs}
-        self._name = _any(regexes[number] for number in self._names)
-        self._path = _any(regexes[number] for number in self._paths)
+        self._names = _Any([(number, g) for number, g in reversed(globs) if not g.whole])
+        self._paths = _Any([(number, g) for number, g in reversed(globs) if g.whole])
 
     def last(self, path: str, name: str) -> int:
         """The highest number of those that match, -1 where none does."""
-        found = -1
-        if self._names and (match := self._name.fullmatch(name)) and match.lastindex:
-            found = self._names[match.lastindex - 1]
-        if self._paths and (match := self._path.fullmatch(path)) and match.lastindex:
-            found = max(found, self._paths[match.lastindex - 1])
-        return found
+        return max(self._names.first(name), self._paths.first(path))
 
 
-def _any(regexes: Iterable[str]) -> re.Pattern[str]:
-    """Its last group is that of the first of `regexes` that matches."""
-    return re.compile("|".join(f"({regex})" for regex in regexes), re.DOTALL)
+class _Any:
+    """Numbered patterns, of which the first one that matches is told; many in one regular
+    expression, but not too many: with its groups a match's time grows as their square."""
+
+    def __init__(self, globs: Sequence[tuple[int, Glob]]) -> None:
+        self._blocks: list[tuple[re.Pattern[str], list[int]]] = []
+        for start in range(0, len(globs), _TOGETHER):
+            block = globs[start : start + _TOGETHER]
+            regex = "|".join(f"({glob.regex})" for _, glob in block)
+            self._blocks.append((re.compile(regex, re.DOTALL), [number for number, _ in block]))
+
+    def first(self, text: str) -> int:
+        """Its number, -1 where none matches."""
+        for regex, numbers in self._blocks:
+            if (match := regex.fullmatch(text)) and match.lastindex:
+                return numbers[match.lastindex - 1]
+        return -1
 
 
 def _parts(pattern: str) -> list[str] | None:

@@ -92,3 +92,10 @@ def test_braces() -> None:
     assert braces(r"\{a,b}") == [r"\{a,b}"]
     assert braces("a{,b}") == ["a", "ab"]
     assert braces("{a,b") == ["{a,b"]
+
+
+def test_the_last_of_very_many_patterns_counts() -> None:
+    globs = Globs.read([f"{'!' * (n % 2)}a{n % 700}*/**/b\n" for n in range(1500)])
+    found = globs.match("a7x/y/b", "b", False)
+    assert found is globs.globs[1407]
+    assert globs.match("b7x/y/b", "b", False) is None
