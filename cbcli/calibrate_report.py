@@ -115,7 +115,11 @@ def show_table(out: Output, blueprint: Blueprint, speed: Speed, ratios: Sequence
                     "kv_dtype": blueprint.kv_dtype,
                     "device": str(blueprint.device),
                 },
-                "prompt": asdict(prompt),
+                "prompt": {
+                    "tokens": prompt.tokens,
+                    "cached": prompt.cached,
+                    "loaded": prompt.loaded,
+                },
                 "cells": [asdict(cell) for cell in cells],
                 "enough": enough,
             }

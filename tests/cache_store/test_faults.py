@@ -442,10 +442,12 @@ def test_a_prompt_does_not_wait_for_who_mends_the_store(root: Path) -> None:
 
 def test_an_index_lost_beside_a_catalog_of_an_older_version(root: Path) -> None:
     catalog = sqlite3.connect(root / "catalog.db")
-    for table in ("counter", "property", "upload"):
+    for table in ("counter", "property", "upload", "collection"):
         catalog.execute(f"DROP TABLE {table}")
-    for column in ("pinned", "size", "mtime_ns"):
+    for column in ("pinned", "size", "mtime_ns", "kind"):
         catalog.execute(f"ALTER TABLE document DROP COLUMN {column}")
+    for column in ("unit", "first", "last", "headings"):
+        catalog.execute(f"ALTER TABLE chunk DROP COLUMN {column}")
     catalog.execute("PRAGMA user_version = 1")
     catalog.commit()
     catalog.close()
