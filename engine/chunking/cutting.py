@@ -28,24 +28,6 @@ _HEADING_SHARE = 4  # headings in front take at most one part in so many of a ch
 _TABLE_SHARE = 2  # and a table's header
 
 
-def split_document(
-    text: str,
-    tokenizer: Tokenizer,
-    chunk_tokens: int = 512,
-    overlap: int = 0,
-    *,
-    form: str = "text",
-    marks: Sequence[Mark] = (),
-    headings: bool = False,
-) -> list[Chunk]:
-    """All the chunks that `cut_document` gives."""
-    return list(
-        cut_document(
-            text, tokenizer, chunk_tokens, overlap, form=form, marks=marks, headings=headings
-        )
-    )
-
-
 def cut_document(
     text: str,
     tokenizer: Tokenizer,

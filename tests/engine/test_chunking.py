@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.errors import UsageError
-from engine.chunking import Chunk, is_boundary, split_document
+from engine.chunking import Chunk, is_boundary
 from engine.tokenizer import Tokenizer
+from tests.engine.cut_texts import split_document
 from tests.engine.tiny_tokenizers import CONTROL, CONTROL_LOOKING, write_tokenizer
 
 KINDS = ("byte_level", "byte_level_nfkc", "sentencepiece", "metaspace", "unigram", "word_level")

@@ -19,8 +19,8 @@ import pytest
 from cache_store.keys import chunk_id
 from cache_store.store import ChunkStore
 from engine.blueprint import Blueprint
-from engine.chunking import split_document
 from tests.cache_store.support import scaled
+from tests.engine.cut_texts import split_document
 from tests.engine.killed_work import DOCUMENTS, document
 from tests.engine.tiny_models import Tiny, build
 from tests.engine.tiny_tokenizers import write_tokenizer

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.catalog import Place
-from engine.chunking import Chunk, Cutting, markdown, split_document
+from engine.chunking import Chunk, Cutting, markdown
 from engine.chunking.outline import CODE, HEADING, ITEM, NONE, QUOTE, TABLE
 from engine.documents import Document, Mark
 from engine.tokenizer import Tokenizer
+from tests.engine.cut_texts import split_document
 from tests.engine.tiny_tokenizers import write_tokenizer
 
 FORMS = ("markdown", "rows", "code:python", "code:c")
