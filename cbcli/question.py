@@ -9,11 +9,14 @@ from cache_store.errors import NotFoundError, UsageError
 
 
 def read_question(question: str) -> str:
-    """The argument, or standard input where it is `-`. Raises UsageError where there is none."""
+    """The argument, or standard input where it is `-`; a byte that is no text is U+FFFD, as it is
+    to the model. Raises UsageError where there is none."""
+    from engine.tokenizer import replace_surrogates
+
     text = _stdin("no question was given") if question == "-" else question
     if not text.strip():
         raise UsageError("the question is empty", "give it as an argument, or on standard input")
-    return text.strip()
+    return replace_surrogates(text.strip())
 
 
 def read_chunk_names(given: Sequence[str] | None, question: str) -> list[str]:
